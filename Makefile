@@ -1,0 +1,41 @@
+# One command does everything: `make test` or `make paper` on a machine with Python 3.11+, git and make.
+PYTHON ?= python3
+BIN := .venv/bin
+UV_VERSION := 0.13.7
+# Two single-threaded workers beat one with two threads.
+WORKERS ?= 2
+export OMP_NUM_THREADS ?= 1
+
+.PHONY: help setup test lint paper lab bench lock clean
+help:  ## this list
+	@grep -hE '^[a-z]+:.*##' Makefile | sed -E 's/:[^#]*## /\t/' | expand -t 12
+
+setup: .venv/ready  ## the environment in .venv, exactly as locked
+
+.venv/ready: requirements.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; try make PYTHON=python3.12")'
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
+	$(BIN)/uv pip install --quiet --python $(BIN)/python -r requirements.lock
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation -e .
+	touch $@
+
+lint: setup  ## style and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+test: lint  ## everything that can fail, in a few minutes
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadscope --cov=hoplib --cov-report=term-missing:skip-covered --cov-fail-under=95
+
+bench: setup  ## how near the solver comes to plain matrix products
+	$(BIN)/python benchmarks/forward.py
+
+lab: setup  ## the notebooks in JupyterLab
+	$(BIN)/jupyter lab notebooks
+
+lock: setup  ## resolve the newest versions into requirements.lock
+	$(BIN)/uv pip compile pyproject.toml --all-extras --universal --python-version 3.11 --no-annotate --upgrade -o requirements.lock
+
+clean:  ## remove what can be made again
+	rm -rf .venv build .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage hoplib.egg-info

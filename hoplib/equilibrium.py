@@ -1,0 +1,170 @@
+"""`solve`: the equilibrium of a network on a batch of inputs, with a gradient by any of three methods.
+
+How the equilibrium is found and how it is differentiated are independent choices.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from .maps import EvenOdd, Map, Synchronous
+from .network import Network
+from .solvers import Picard, Solution, iterate
+
+
+class Backward(Protocol):
+    """A way to differentiate s*: it returns the state that z* stands for, connected to the parameters and to x."""
+
+    def attach(self, f: Map, x: Tensor, z0: Tensor, z_star: Tensor, max_iter: int) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class Adjoint:
+    """Implicit differentiation: λ = g + Jᵀλ at s*, with Jᵀλ written out, then one outer product for each W_i.
+
+    With `steps=k` the first k terms of its Neumann series, which at an equilibrium is what the paper's k steps of
+    recurrent backpropagation compute; else iterated until the residual of each sample is below `tol` (32 units of
+    rounding), with Picard or, for speed, Anderson. Memory does not grow with the iterations. Exact only at an
+    equilibrium; where the adjoint does not converge (s* is no attractor) it warns.
+    """
+
+    steps: int | None = None
+    solver: Picard = field(default_factory=Picard)
+    tol: float | None = None
+    max_iter: int = 2000
+
+    def __post_init__(self) -> None:
+        _check_at_least("Adjoint's steps", self.steps, 1)
+        _check_tol(self.tol)
+
+    def attach(self, f: Map, x: Tensor, z0: Tensor, z_star: Tensor, max_iter: int) -> Tensor:
+        return _Implicit.apply(self, f, z_star, x, *f.net.W, *f.net.b)  # type: ignore[no-any-return]
+
+    def cotangent(self, f: Map, z_star: Tensor, grad: Tensor) -> Tensor:
+        """The gradient by the field of every neuron, given the gradient by the state."""
+        adjoint = f.adjoint(z_star, grad)
+        if self.steps is not None:
+            z = adjoint.start
+            for _ in range(self.steps - 1):
+                z = adjoint(z)
+            return adjoint.cotangent(z)
+        tol = 32 * torch.finfo(grad.dtype).eps if self.tol is None else self.tol
+        sol = iterate(adjoint, adjoint.start, self.solver, max_iter=self.max_iter, tol=tol)
+        if not bool(sol.converged.all()):
+            warnings.warn(f"the adjoint did not converge: {sol!r}", RuntimeWarning, stacklevel=2)
+        return adjoint.cotangent(sol.state)
+
+
+class _Implicit(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, backward: Adjoint, f: Map, z_star: Tensor, x: Tensor, *parameters: Tensor) -> Tensor:
+        state = f.join(z_star)
+        ctx.how, ctx.f = backward, f
+        ctx.save_for_backward(z_star, x, state)
+        return state.clone() if state is z_star else state
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        z_star, x, state = ctx.saved_tensors
+        mu = ctx.how.cotangent(ctx.f, z_star, grad)
+        by_W, by_b, by_x = ctx.f.net.pullback(state, mu, x)
+        return None, None, None, by_x, *by_W, *by_b
+
+
+@dataclass(frozen=True)
+class RecurrentBackprop:
+    """The paper's method: `steps` more Picard steps from s* with autograd on, differentiated through.
+
+    None takes the paper's number, 8·⌊layers/2⌋ in ODE time. Memory grows with the steps.
+    """
+
+    steps: int | None = None
+
+    def __post_init__(self) -> None:
+        _check_at_least("RecurrentBackprop's steps", self.steps, 1)
+
+    def attach(self, f: Map, x: Tensor, z0: Tensor, z_star: Tensor, max_iter: int) -> Tensor:
+        steps = f.net.backward_steps(isinstance(f, EvenOdd)) if self.steps is None else self.steps
+        return _unroll(f, x, z_star, steps)
+
+
+@dataclass(frozen=True)
+class ThroughTime:
+    """Backpropagation through all max_iter Picard steps: the oracle of the others. Memory grows with max_iter."""
+
+    def attach(self, f: Map, x: Tensor, z0: Tensor, z_star: Tensor, max_iter: int) -> Tensor:
+        return _unroll(f, x, z0, max_iter)
+
+
+def _unroll(f: Map, x: Tensor, z: Tensor, steps: int) -> Tensor:
+    f = type(f)(f.net, f.net.drive(x), f.relaxation)  # the drive anew, with a graph
+    for _ in range(steps):
+        z = f(z)
+    return f.join(z)
+
+
+def solve(
+    net: Network,
+    x: Tensor,
+    solver: Picard | None = None,
+    *,
+    even_odd: bool = False,
+    tol: float = 1e-4,
+    max_iter: int | None = None,
+    early_stop: bool = True,
+    trace: bool = False,
+    s0: Tensor | None = None,
+    backward: Backward | None = None,
+) -> Solution:
+    """The equilibrium s* of the network on the inputs x (batch, n₀), from s⁰ = 0 or from `s0` (batch, N).
+
+    solver      Picard() or Anderson(m=4); its relaxation is part of the map.
+    even_odd    update even and odd layers in turn instead of all at once.
+    tol         the relative residual that counts as convergence.
+    max_iter    at most this many iterations; None: the paper's number for the depth.
+    early_stop  finish each sample at tol; False: max_iter iterations for all, as the paper does.
+    trace       keep every residual, (max_iter − 1, batch).
+    backward    Adjoint(), RecurrentBackprop() or ThroughTime(): makes `state` differentiable by W, b and x.
+    """
+    solver = Picard() if solver is None else solver
+    if not isinstance(solver, Picard):
+        raise TypeError(f"solver must be Picard() or Anderson(), not {solver!r}")
+    if isinstance(backward, ThroughTime) and type(solver) is not Picard:
+        raise ValueError(f"ThroughTime unrolls Picard steps; it cannot follow {solver!r}. Use Adjoint() instead.")
+    max_iter = net.max_iter(even_odd) if max_iter is None else max_iter
+    _check_at_least("max_iter", max_iter, 1)
+    _check_tol(tol)
+    net.check_input(x)
+    with torch.no_grad():
+        relaxation = net.relaxation(even_odd) if solver.relaxation is None else solver.relaxation
+        f = (EvenOdd if even_odd else Synchronous)(net, net.drive(x), relaxation)
+        if s0 is None:
+            z0 = x.new_zeros(len(x), f.size)
+        else:
+            net.check_state(s0, len(x))
+            z0 = f.cut(s0)
+        sol = iterate(f, z0, solver, max_iter=max_iter, tol=tol, early_stop=early_stop, trace=trace)
+        z_star = sol.state
+        sol.state = f.join(z_star)
+    sol.net = net
+    if backward is not None:
+        sol.state = backward.attach(f, x, z0, z_star, max_iter)
+    return sol
+
+
+def _check_at_least(name: str, value: int | None, least: int) -> None:
+    if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < least):
+        raise ValueError(f"{name} must be an integer of at least {least}, not {value!r}")
+
+
+def _check_tol(tol: float | None) -> None:
+    if tol is not None and not 0 <= tol < math.inf:
+        raise ValueError(f"tol must be a relative residual of at least 0, not {tol}")

@@ -1,0 +1,275 @@
+"""The two fixed-point maps of a network on an input, and their adjoints.
+
+`Synchronous` updates all layers at once (Eqs. 5 and 6); `EvenOdd` settles one block of layers given the other, then
+the other given the first (Eqs. 7 to 10). Both work by blocks, on a flat variable z of shape (batch, size): the whole
+state, or for an even-odd HAM just the block that holds the output. Called with `out`, a map writes there and
+allocates next to nothing; called without, it can be differentiated by autograd.
+
+Linearised at a fixed point, a local rule is δs' = A δs + C δh with diagonal A and C, and δh = W D δs with D = ρ'(s*).
+The adjoint of a map is then a map of the same two-block form, of the same cost; it is written out below.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from .network import Network, Slopes, slices
+
+
+class Map:
+    """z ↦ f(z) for one batch of inputs, given by their `drive` b + U ρ(x)."""
+
+    size: int
+
+    def __init__(self, net: Network, drive: Mapping[int, Tensor], relaxation: float) -> None:
+        self.net, self.drive, self.relaxation = net, drive, relaxation
+        self._buffers: dict[str, Tensor] = {}
+
+    def __call__(self, z: Tensor, out: Tensor | None = None) -> Tensor:
+        raise NotImplementedError
+
+    def restrict(self, keep: Tensor) -> Map:
+        """The map of the samples `keep` (indices) alone."""
+        return type(self)(self.net, {**self.drive, 1: self.drive[1][keep]}, self.relaxation)
+
+    def join(self, z: Tensor) -> Tensor:
+        """The state (batch, N) that z stands for."""
+        raise NotImplementedError
+
+    def cut(self, s: Tensor) -> Tensor:
+        """The part z of a state that the map iterates."""
+        raise NotImplementedError
+
+    def adjoint(self, z: Tensor, grad: Tensor) -> AdjointMap:
+        """λ ↦ g + Jᵀλ at the fixed point z, for the gradient `grad` by the whole state."""
+        raise NotImplementedError
+
+    def relax(self, z: Tensor, settled: Tensor, out: Tensor | None = None) -> Tensor:
+        """(1 − ω) z + ω f: damping for ω < 1 (the step of forward Euler), over-relaxation for ω > 1."""
+        if self.relaxation == 1:
+            return settled if out is None or out is settled else out.copy_(settled)
+        return torch.lerp(z, settled, self.relaxation, out=out)
+
+    def relax_slopes(self, slopes: Slopes) -> Slopes:
+        """The slopes of a relaxed rule: A ← 1 − ω + ω A, C ← ω C."""
+        w, (a, c) = self.relaxation, slopes
+        if w == 1:
+            return slopes
+        scalar = self.drive[1].new_full((1, 1), w)
+        return (1 - scalar if a is None else 1 - w * (1 - a)), (scalar if c is None else w * c)
+
+    def buffer(self, name: str, batch: int, size: int) -> Tensor:
+        """A scratch tensor that lives as long as the map."""
+        if name not in self._buffers:
+            self._buffers[name] = self.drive[1].new_empty(batch, size)
+        return self._buffers[name]
+
+
+class Block:
+    """Layers of one parity and their place in a flat tensor that holds just them."""
+
+    def __init__(self, net: Network, members: Sequence[int]) -> None:
+        self.net, self.members = net, members
+        self.slices = slices(net.layers, members)
+        self.size = sum(net.layers[l] for l in members)
+
+    def views(self, z: Tensor) -> dict[int, Tensor]:
+        return {l: z[:, self.slices[l]] for l in self.members}
+
+    def gather(self, s: Tensor) -> Tensor:
+        """The block's part of a whole state."""
+        return torch.cat([s[:, self.net.slices[l]] for l in self.members] or [s[:, :0]], 1)
+
+    def couple(
+        self, r: Tensor, source: Block, drive: Mapping[int, Tensor] | None = None, out: Tensor | None = None
+    ) -> Tensor:
+        """The field of this block from the activations r of the other one: W_P r or W_Pᵀ r, plus the drive."""
+        views = None if out is None else self.views(out)
+        h = self.net.couple(source.views(r), self.members, drive, views)
+        return (torch.cat(h, 1) if h else r[:, :0]) if out is None else out
+
+
+class Synchronous(Map):
+    """s ↦ (1 − ω) s + ω f(s, x): Eq. (5) for a CHN, Eq. (6) for a HAM. With ω the step size, it is forward Euler."""
+
+    def __init__(self, net: Network, drive: Mapping[int, Tensor], relaxation: float) -> None:
+        super().__init__(net, drive, relaxation)
+        self.all = Block(net, net.hidden)
+        self.size = net.N
+
+    def __call__(self, z: Tensor, out: Tensor | None = None) -> Tensor:
+        r = self.net.rho.rho(z, out=None if out is None else self.buffer("r", *z.shape))
+        h = self.all.couple(r, self.all, self.drive, out)
+        return self.relax(z, self.net.local(z, h), out)
+
+    def join(self, z: Tensor) -> Tensor:
+        return z
+
+    def cut(self, s: Tensor) -> Tensor:
+        return s
+
+    def adjoint(self, z: Tensor, grad: Tensor) -> SynchronousAdjoint:
+        h = self.all.couple(self.net.rho.rho(z), self.all, self.drive)
+        slopes = self.relax_slopes(self.net.local_slopes(z, h))
+        return SynchronousAdjoint(self.all, slopes, self.net.rho.drho(z), grad)
+
+
+class EvenOdd(Map):
+    """One sweep: the block without the output settles in the field of the other, then that one in its field.
+
+    For a HAM without relaxation z is the output's block alone (s_even for an odd number of layers) and a sweep is
+    Eq. (9); otherwise z = [output's block; other block], for each half-step needs the block's own state.
+    """
+
+    def __init__(self, net: Network, drive: Mapping[int, Tensor], relaxation: float) -> None:
+        super().__init__(net, drive, relaxation)
+        blocks = Block(net, net.even), Block(net, net.odd)
+        self.main, self.aux = blocks if len(net.layers) % 2 else blocks[::-1]
+        self.memoryless = net.memoryless and relaxation == 1
+        self.size = self.main.size if self.memoryless else net.N
+
+    def parts(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        return z[:, : self.main.size], z[:, self.main.size :]
+
+    def __call__(self, z: Tensor, out: Tensor | None = None) -> Tensor:
+        if out is None:
+            main, aux = self.sweep(z, None, None)
+            return main if self.memoryless else torch.cat([main, aux], 1)
+        main_out, aux_out = self.parts(out)
+        self.sweep(z, main_out, self.buffer("aux", len(z), self.aux.size) if self.memoryless else aux_out)
+        return out
+
+    def sweep(self, z: Tensor, main_out: Tensor | None, aux_out: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Both half-steps: s_aux in the field of s_main, then s_main in the field of the new s_aux."""
+        main, aux = self.parts(z)
+        new_aux = self.half(aux, main, self.aux, self.main, aux_out)
+        return self.half(main, new_aux, self.main, self.aux, main_out), new_aux
+
+    def half(self, s: Tensor, other: Tensor, block: Block, source: Block, out: Tensor | None) -> Tensor:
+        """s ← (1 − ω) s + ω · (the settled state of the block in the field of the other block)."""
+        named = "aux" if source is self.aux else "main"
+        r = self.net.rho.rho(other, out=None if out is None else self.buffer("r" + named, len(other), source.size))
+        h = block.couple(r, source, self.drive, out)
+        return self.relax(s, self.net.settle(s, h), out)
+
+    def join(self, z: Tensor) -> Tensor:
+        main, aux = self.parts(z)
+        if self.memoryless:
+            aux = self.half(aux, main, self.aux, self.main, None)
+        layers = {**self.main.views(main), **self.aux.views(aux)}
+        return torch.cat([layers[l] for l in self.net.hidden], 1)
+
+    def cut(self, s: Tensor) -> Tensor:
+        main = self.main.gather(s)
+        return main if self.memoryless else torch.cat([main, self.aux.gather(s)], 1)
+
+    def adjoint(self, z: Tensor, grad: Tensor) -> EvenOddAdjoint:
+        s = self.join(z)
+        main, aux = self.main.gather(s), self.aux.gather(s)
+        rho = self.net.rho
+        slopes, drho = [], [rho.drho(main), rho.drho(aux)]
+        for block, own, source, other in ((self.main, main, self.aux, aux), (self.aux, aux, self.main, main)):
+            h = block.couple(rho.rho(other), source, self.drive)
+            slopes.append(self.relax_slopes(self.net.settle_slopes(own, h)))
+        return EvenOddAdjoint(self, slopes, drho, [self.main.gather(grad), self.aux.gather(grad)])
+
+
+def _scale(c: Tensor | None, t: Tensor) -> Tensor:
+    return t if c is None else c * t
+
+
+def _pick(t: Tensor | None, keep: Tensor) -> Tensor | None:
+    return t if t is None or len(t) == 1 else t[keep]
+
+
+class AdjointMap:
+    """λ ↦ g + Jᵀλ. Its fixed point is the adjoint state; k steps from g are k + 1 terms of the Neumann series."""
+
+    start: Tensor  # g, in the variables of z
+
+    def __call__(self, z: Tensor, out: Tensor | None = None) -> Tensor:
+        raise NotImplementedError
+
+    def restrict(self, keep: Tensor) -> AdjointMap:
+        raise NotImplementedError
+
+    def cotangent(self, z: Tensor) -> Tensor:
+        """The gradient by the field h of every neuron, (batch, N): what `pullback` turns into parameter gradients."""
+        raise NotImplementedError
+
+
+class SynchronousAdjoint(AdjointMap):
+    """Jᵀλ = A ⊙ λ + D ⊙ W (C ⊙ λ), since W is symmetric."""
+
+    def __init__(self, block: Block, slopes: Slopes, drho: Tensor, grad: Tensor) -> None:
+        self.block, self.slopes, self.drho, self.start = block, slopes, drho, grad
+
+    def __call__(self, z: Tensor, out: Tensor | None = None) -> Tensor:
+        a, c = self.slopes
+        out = torch.empty_like(z) if out is None else out
+        self.block.couple(_scale(c, z), self.block, out=out)
+        torch.addcmul(self.start, self.drho, out, out=out)
+        return out if a is None else out.addcmul_(a.expand_as(z), z)
+
+    def restrict(self, keep: Tensor) -> SynchronousAdjoint:
+        a, c = (_pick(t, keep) for t in self.slopes)
+        return SynchronousAdjoint(self.block, (a, c), self.drho[keep], self.start[keep])
+
+    def cotangent(self, z: Tensor) -> Tensor:
+        return _scale(self.slopes[1], z)
+
+
+class EvenOddAdjoint(AdjointMap):
+    """The sweep's own transpose: the cotangent passes from the main block to the other one and back.
+
+    t_aux = λ_aux + D_aux ⊙ W_P (C_main ⊙ λ_main), then Jᵀλ = [A_main ⊙ λ_main + D_main ⊙ W_Pᵀ (C_aux ⊙ t_aux);
+    A_aux ⊙ t_aux]. Where A_aux = 0 (a HAM without relaxation) λ_aux = g_aux, and λ_main is iterated alone.
+    """
+
+    def __init__(self, f: EvenOdd, slopes: Sequence[Slopes], drho: Sequence[Tensor], grads: Sequence[Tensor]) -> None:
+        self.f, self.slopes, self.drho, self.grads = f, slopes, drho, grads
+        if f.memoryless:
+            self.start = self.step(torch.zeros_like(grads[0]), grads[1])[0]
+        else:
+            self.start = torch.cat(list(grads), 1)
+
+    def aux_cotangent(self, main: Tensor, aux: Tensor) -> Tensor:
+        """t_aux, the whole cotangent that arrives at the other block in one sweep."""
+        t = torch.empty_like(aux)
+        self.f.aux.couple(_scale(self.slopes[0][1], main), self.f.main, out=t)
+        return torch.addcmul(aux, self.drho[1], t, out=t)
+
+    def step(self, main: Tensor, aux: Tensor) -> tuple[Tensor, Tensor]:
+        """g_main + (Jᵀλ)_main, and t_aux."""
+        t = self.aux_cotangent(main, aux)
+        new = torch.empty_like(main)
+        self.f.main.couple(_scale(self.slopes[1][1], t), self.f.aux, out=new)
+        torch.addcmul(self.grads[0], self.drho[0], new, out=new)
+        a = self.slopes[0][0]
+        return (new if a is None else new.addcmul_(a.expand_as(main), main)), t
+
+    def __call__(self, z: Tensor, out: Tensor | None = None) -> Tensor:
+        main, aux = self.f.parts(z)
+        if self.f.memoryless:
+            new = self.step(main, self.grads[1])[0]
+        else:
+            new_main, t = self.step(main, aux)
+            a = self.slopes[1][0]
+            new = torch.cat([new_main, torch.addcmul(self.grads[1], a.expand_as(t), t)], 1)  # type: ignore[union-attr]
+        return new if out is None else out.copy_(new)
+
+    def restrict(self, keep: Tensor) -> EvenOddAdjoint:
+        slopes = [(_pick(a, keep), _pick(c, keep)) for a, c in self.slopes]
+        return EvenOddAdjoint(self.f, slopes, [d[keep] for d in self.drho], [g[keep] for g in self.grads])
+
+    def cotangent(self, z: Tensor) -> Tensor:
+        main, aux = self.f.parts(z)
+        t = self.aux_cotangent(main, self.grads[1] if self.f.memoryless else aux)
+        parts = {
+            **self.f.main.views(_scale(self.slopes[0][1], main)),
+            **self.f.aux.views(_scale(self.slopes[1][1], t)),
+        }
+        return torch.cat([parts[l] for l in self.f.net.hidden], 1)
