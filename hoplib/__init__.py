@@ -14,7 +14,7 @@ from .equilibrium import Adjoint, RecurrentBackprop, ThroughTime, solve
 from .madam import Madam, linear_decay, loss
 from .maps import EvenOdd, Synchronous
 from .network import CHN, HAM, Network, default_device
-from .solvers import Anderson, Picard, Solution, Status
+from .solvers import Anderson, Picard, Solution, Status, iterate, residual, trajectory
 
 __version__ = "0.1.0"
 __all__ = [
@@ -42,8 +42,11 @@ __all__ = [
     "ThroughTime",
     "default_device",
     "dense",
+    "iterate",
     "linear_decay",
     "load_data",
     "loss",
+    "residual",
     "solve",
+    "trajectory",
 ]

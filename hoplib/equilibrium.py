@@ -105,7 +105,7 @@ class ThroughTime:
 
 
 def _unroll(f: Map, x: Tensor, z: Tensor, steps: int) -> Tensor:
-    f = type(f)(f.net, f.net.drive(x), f.relaxation)  # the drive anew, with a graph
+    f = type(f)(f.net, x, f.relaxation)  # its drive anew, with a graph
     for _ in range(steps):
         z = f(z)
     return f.join(z)
@@ -145,12 +145,10 @@ def solve(
     net.check_input(x)
     with torch.no_grad():
         relaxation = net.relaxation(even_odd) if solver.relaxation is None else solver.relaxation
-        f = (EvenOdd if even_odd else Synchronous)(net, net.drive(x), relaxation)
-        if s0 is None:
-            z0 = x.new_zeros(len(x), f.size)
-        else:
+        f = (EvenOdd if even_odd else Synchronous)(net, x, relaxation)
+        if s0 is not None:
             net.check_state(s0, len(x))
-            z0 = f.cut(s0)
+        z0 = f.start(s0)
         sol = iterate(f, z0, solver, max_iter=max_iter, tol=tol, early_stop=early_stop, trace=trace)
         z_star = sol.state
         sol.state = f.join(z_star)

@@ -12,6 +12,7 @@ The adjoint of a map is then a map of the same two-block form, of the same cost;
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import copy
 
 import torch
 from torch import Tensor
@@ -20,12 +21,13 @@ from .network import Network, Slopes, slices
 
 
 class Map:
-    """z ↦ f(z) for one batch of inputs, given by their `drive` b + U ρ(x)."""
+    """z ↦ f(z) for one batch of inputs x, whose share b + U ρ(x) of the field is computed once."""
 
     size: int
 
-    def __init__(self, net: Network, drive: Mapping[int, Tensor], relaxation: float) -> None:
-        self.net, self.drive, self.relaxation = net, drive, relaxation
+    def __init__(self, net: Network, x: Tensor, relaxation: float = 1.0) -> None:
+        self.net, self.relaxation = net, relaxation
+        self.drive = net.drive(x)
         self._buffers: dict[str, Tensor] = {}
 
     def __call__(self, z: Tensor, out: Tensor | None = None) -> Tensor:
@@ -33,7 +35,14 @@ class Map:
 
     def restrict(self, keep: Tensor) -> Map:
         """The map of the samples `keep` (indices) alone."""
-        return type(self)(self.net, {**self.drive, 1: self.drive[1][keep]}, self.relaxation)
+        part = copy(self)
+        part.drive, part._buffers = {**self.drive, 1: self.drive[1][keep]}, {}
+        return part
+
+    def start(self, s: Tensor | None = None) -> Tensor:
+        """z⁰: the paper's s⁰ = 0, or that part of the given state."""
+        drive = self.drive[1]
+        return drive.new_zeros(len(drive), self.size) if s is None else self.cut(s)
 
     def join(self, z: Tensor) -> Tensor:
         """The state (batch, N) that z stands for."""
@@ -95,8 +104,8 @@ class Block:
 class Synchronous(Map):
     """s ↦ (1 − ω) s + ω f(s, x): Eq. (5) for a CHN, Eq. (6) for a HAM. With ω the step size, it is forward Euler."""
 
-    def __init__(self, net: Network, drive: Mapping[int, Tensor], relaxation: float) -> None:
-        super().__init__(net, drive, relaxation)
+    def __init__(self, net: Network, x: Tensor, relaxation: float = 1.0) -> None:
+        super().__init__(net, x, relaxation)
         self.all = Block(net, net.hidden)
         self.size = net.N
 
@@ -124,8 +133,8 @@ class EvenOdd(Map):
     Eq. (9); otherwise z = [output's block; other block], for each half-step needs the block's own state.
     """
 
-    def __init__(self, net: Network, drive: Mapping[int, Tensor], relaxation: float) -> None:
-        super().__init__(net, drive, relaxation)
+    def __init__(self, net: Network, x: Tensor, relaxation: float = 1.0) -> None:
+        super().__init__(net, x, relaxation)
         blocks = Block(net, net.even), Block(net, net.odd)
         self.main, self.aux = blocks if len(net.layers) % 2 else blocks[::-1]
         self.memoryless = net.memoryless and relaxation == 1

@@ -163,6 +163,17 @@ def _norm(t: Tensor) -> Tensor:
     return norm
 
 
+@torch.no_grad()
+def trajectory(f: FixedPointMap, z: Tensor, solver: Picard | None = None, *, iterations: int) -> Tensor:
+    """The map values f¹, f², … (iterations, batch, size) by the plain loop: for pictures, and the oracle of `iterate`."""
+    memory, values = (solver or Picard()).memory(), []
+    for _ in range(iterations):
+        g = f(z)
+        values.append(g)
+        z = memory.next(z, g)
+    return torch.stack(values)
+
+
 _CYCLE = 1e-3  # in a cycle of length 2, two steps move the state this much less than one
 
 
