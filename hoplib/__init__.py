@@ -9,11 +9,11 @@
 
 from .activations import Activation, HardSigmoid, ReLU, ShiftedSigmoid, Tanh
 from .data import Data, DataError, Split, load_data
-from .dense import Dense, dense
 from .equilibrium import Adjoint, RecurrentBackprop, ThroughTime, solve
 from .madam import Madam, linear_decay, loss
 from .maps import EvenOdd, Synchronous
 from .network import CHN, HAM, Network, default_device
+from .oracle import Dense, dense
 from .solvers import Anderson, Picard, Solution, Status, iterate, residual, trajectory
 
 __version__ = "0.1.0"

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import logsigmoid, softplus
+from torch.nn.functional import logsigmoid
 
 
 class Activation:
@@ -139,7 +139,7 @@ class ShiftedSigmoid(Activation):
         return -4 * torch.tanh(2 * s - 1)  # 4(1 − 2ρ)
 
     def lagrangian(self, s: Tensor) -> Tensor:
-        return softplus(4 * s - 2) / 4
+        return -logsigmoid(2 - 4 * s) / 4  # softplus, which torch's own rounds to a line above 20
 
     def log_drho(self, s: Tensor) -> Tensor:
         u = 4 * s - 2
@@ -166,7 +166,7 @@ class Tanh(Activation):
 
     def lagrangian(self, s: Tensor) -> Tensor:
         a = s.abs()
-        return a + softplus(-2 * a) - math.log(2)  # log cosh
+        return a - logsigmoid(2 * a) - math.log(2)  # log cosh
 
     def log_drho(self, s: Tensor) -> Tensor:
         return -2 * self.lagrangian(s)

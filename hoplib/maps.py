@@ -2,8 +2,8 @@
 
 `Synchronous` updates all layers at once (Eqs. 5 and 6); `EvenOdd` settles one block of layers given the other, then
 the other given the first (Eqs. 7 to 10). Both work by blocks, on a flat variable z of shape (batch, size): the whole
-state, or for an even-odd HAM just the block that holds the output. Called with `out`, a map writes there and
-allocates next to nothing; called without, it can be differentiated by autograd.
+state, or for an even-odd HAM just the block that holds the output. Called with `out` (under `torch.no_grad`), a map
+writes there and allocates next to nothing; called without, it can be differentiated by autograd.
 
 Linearised at a fixed point, a local rule is δs' = A δs + C δh with diagonal A and C, and δh = W D δs with D = ρ'(s*).
 The adjoint of a map is then a map of the same two-block form, of the same cost; it is written out below.
@@ -120,6 +120,7 @@ class Synchronous(Map):
     def cut(self, s: Tensor) -> Tensor:
         return s
 
+    @torch.no_grad()
     def adjoint(self, z: Tensor, grad: Tensor) -> SynchronousAdjoint:
         h = self.all.couple(self.net.rho.rho(z), self.all, self.drive)
         slopes = self.relax_slopes(self.net.local_slopes(z, h))
@@ -175,6 +176,7 @@ class EvenOdd(Map):
         main = self.main.gather(s)
         return main if self.memoryless else torch.cat([main, self.aux.gather(s)], 1)
 
+    @torch.no_grad()
     def adjoint(self, z: Tensor, grad: Tensor) -> EvenOddAdjoint:
         s = self.join(z)
         main, aux = self.main.gather(s), self.aux.gather(s)
@@ -216,6 +218,7 @@ class SynchronousAdjoint(AdjointMap):
     def __init__(self, block: Block, slopes: Slopes, drho: Tensor, grad: Tensor) -> None:
         self.block, self.slopes, self.drho, self.start = block, slopes, drho, grad
 
+    @torch.no_grad()
     def __call__(self, z: Tensor, out: Tensor | None = None) -> Tensor:
         a, c = self.slopes
         out = torch.empty_like(z) if out is None else out
@@ -227,6 +230,7 @@ class SynchronousAdjoint(AdjointMap):
         a, c = (_pick(t, keep) for t in self.slopes)
         return SynchronousAdjoint(self.block, (a, c), self.drho[keep], self.start[keep])
 
+    @torch.no_grad()
     def cotangent(self, z: Tensor) -> Tensor:
         return _scale(self.slopes[1], z)
 
@@ -260,6 +264,7 @@ class EvenOddAdjoint(AdjointMap):
         a = self.slopes[0][0]
         return (new if a is None else new.addcmul_(a.expand_as(main), main)), t
 
+    @torch.no_grad()
     def __call__(self, z: Tensor, out: Tensor | None = None) -> Tensor:
         main, aux = self.f.parts(z)
         if self.f.memoryless:
@@ -274,6 +279,7 @@ class EvenOddAdjoint(AdjointMap):
         slopes = [(_pick(a, keep), _pick(c, keep)) for a, c in self.slopes]
         return EvenOddAdjoint(self.f, slopes, [d[keep] for d in self.drho], [g[keep] for g in self.grads])
 
+    @torch.no_grad()
     def cotangent(self, z: Tensor) -> Tensor:
         main, aux = self.f.parts(z)
         t = self.aux_cotangent(main, self.grads[1] if self.f.memoryless else aux)

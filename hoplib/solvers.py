@@ -105,7 +105,7 @@ class AndersonMemory(Memory):
         self.k += 1
         torch.sub(g, x, out=self.F[:, slot])
         self.G[:, slot] = g
-        row = torch.bmm(self.F[:, :used], self.F[:, slot, :, None]).squeeze(2)
+        row = torch.bmm(self.F[:, slot, None], self.F[:, :used].mT).squeeze(1)  # ten times faster than F f
         self.gram[:, slot, :used] = self.gram[:, :used, slot] = row
         if self.k <= o.plain_steps:
             return g
@@ -165,7 +165,7 @@ def _norm(t: Tensor) -> Tensor:
 
 @torch.no_grad()
 def trajectory(f: FixedPointMap, z: Tensor, solver: Picard | None = None, *, iterations: int) -> Tensor:
-    """The map values f¹, f², … (iterations, batch, size) by the plain loop: for pictures, and the oracle of `iterate`."""
+    """The map values f¹, f², … (iterations, batch, size) by the plain loop: the oracle of `iterate`."""
     memory, values = (solver or Picard()).memory(), []
     for _ in range(iterations):
         g = f(z)
@@ -201,7 +201,7 @@ def iterate(
     last = z.new_full((batch,), math.nan)
     residuals = z.new_full((max_iter - 1, batch), math.nan) if trace else None
     total = [state, iterations, status, last]
-    part = list(total)  # the same for the samples still in the batch, whose numbers are `rows`
+    part = [t.clone() for t in total]  # the same for the samples still in the batch, whose numbers are `rows`
     rows = torch.arange(batch, device=z.device)
     memory, evaluations = solver.memory(), 0
     patience = 8 if z.is_cuda else 1  # how often to look at the device

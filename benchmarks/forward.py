@@ -1,0 +1,109 @@
+"""How near a forward solve comes to plain matrix products of the same shapes, in the same run.
+
+    python benchmarks/forward.py [--threads 1] [--batch 64] [--seconds 1]
+
+For each network and schedule: one solve with a fixed number of iterations (the paper's), against a bare loop of the
+same matrix products on preallocated buffers, alternating so that both see the same machine. The ratio of the times
+of the products alone to those of the whole solve is the share of matrix-product speed that is reached. A second
+column compares with the dense N × N formulation. Timings on shared machines are noisy: read the ratios.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+
+import hoplib as hop
+
+NETWORKS = {3: [784, 1990, 10], 5: [784, 1280, 510, 200, 10], 7: [784, 1024, 512, 256, 128, 70, 10]}
+ITERATIONS = 20
+
+
+def products(net: hop.Network, batch: int) -> Callable[[], None]:
+    """The products of ITERATIONS iterations, and nothing else: each W_i but the input's, in both directions."""
+    weights = [w.detach() for w in net.W[1:]]
+    states = {n: torch.rand(batch, n, device=weights[0].device) for n in net.layers[1:]}
+    out = {n: torch.empty(batch, n, device=weights[0].device) for n in net.layers[1:]}
+
+    def run() -> None:
+        for _ in range(ITERATIONS):
+            for w in weights:
+                m, n = w.shape
+                torch.mm(states[n], w.T, out=out[m])
+                torch.mm(states[m], w, out=out[n])
+
+    return run
+
+
+def dense(net: hop.Network, x: torch.Tensor) -> Callable[[], None]:
+    """The synchronous iteration with the paper's full N × N matrix."""
+    d, rho = hop.dense(net), net.rho
+
+    def run() -> None:
+        drive = rho.rho(x) @ d.U.T + d.b
+        s = net.zeros(len(x))
+        for _ in range(ITERATIONS):
+            s = net.local(s, rho.rho(s) @ d.W.T + drive)
+
+    return run
+
+
+def compare(candidates: dict[str, Callable[[], object]], seconds: float) -> dict[str, float]:
+    """Median seconds of each, run in turn for about that long."""
+    times: dict[str, list[float]] = {name: [] for name in candidates}
+    end = time.perf_counter() + seconds * len(candidates)
+    while time.perf_counter() < end or len(next(iter(times.values()))) < 5:
+        for name, run in candidates.items():
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()
+            start = time.perf_counter()
+            run()
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()
+            times[name].append(time.perf_counter() - start)
+    return {name: statistics.median(t) for name, t in times.items()}
+
+
+@torch.no_grad()
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--seconds", type=float, default=1.0, help="per candidate")
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    device = hop.default_device()
+    print(f"{device}, {args.threads} threads, batch {args.batch}, {ITERATIONS} iterations, torch {torch.__version__}")
+    print(f"{'':28}{'GFLOP/s':>10}{'of matmul':>12}{'vs dense':>10}")
+    for depth, layers in NETWORKS.items():
+        net = hop.HAM(layers, seed=0)
+        x = torch.rand(args.batch, 784, generator=torch.Generator().manual_seed(0)).to(device)
+
+        def solver(
+            even_odd: bool, method: hop.Picard, net: hop.Network = net, x: torch.Tensor = x
+        ) -> Callable[[], object]:
+            return lambda: hop.solve(net, x, method, even_odd=even_odd, max_iter=ITERATIONS, early_stop=False)
+
+        candidates: dict[str, Callable[[], object]] = {
+            "products": products(net, args.batch),
+            "dense": dense(net, x),
+            "input": lambda net=net, x=x: net.drive(x),  # type: ignore[misc]
+            "HAM": solver(False, hop.Picard()),
+            "HAM-EO": solver(True, hop.Picard()),
+            "HAM-DEQ": solver(False, hop.Anderson()),
+            "HAM-EO-DEQ": solver(True, hop.Anderson()),
+        }
+        t = compare(candidates, args.seconds)
+        flops = 2 * net.multiply_adds() * ITERATIONS * args.batch + 2 * layers[0] * layers[1] * args.batch
+        ideal = t["products"] + t["input"]  # the product with the input weights belongs to a solve too
+        for name in ("HAM", "HAM-EO", "HAM-DEQ", "HAM-EO-DEQ"):
+            row = f"{depth} layers {name:<14}"
+            print(f"{row:28}{flops / t[name] / 1e9:10.1f}{ideal / t[name]:11.0%}{t['dense'] / t[name]:9.1f}x")
+
+
+if __name__ == "__main__":
+    main()

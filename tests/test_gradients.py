@@ -1,0 +1,154 @@
+"""Four gradients agree: adjoint, recurrent backpropagation, through time, finite differences. In float64."""
+
+import pytest
+import torch
+from conftest import random_state, tiny
+
+import hoplib as hop
+
+RELAXATIONS = [None, 0.6, 1.2]
+
+
+def gradient(net, x, backward, *, even_odd, relaxation=None, solver=None, target=None, max_iter=1500):
+    """The gradient of ½‖s* − target‖² by all parameters and by x, as one vector."""
+    x = x.clone().requires_grad_()
+    net.zero_grad()
+    unrolled = isinstance(backward, hop.ThroughTime)
+    sol = hop.solve(
+        net,
+        x,
+        solver or hop.Picard(relaxation),
+        even_odd=even_odd,
+        tol=1e-15,
+        max_iter=400 if unrolled else max_iter,
+        early_stop=not unrolled,
+        backward=backward,
+    )
+    loss = (sol.state - target).square().sum() / 2
+    loss.backward()
+    return torch.cat([*(p.grad.flatten() for p in net.parameters()), x.grad.flatten()])
+
+
+@pytest.fixture(params=[[6, 5], [6, 5, 4], [6, 5, 4, 3], [5, 4, 3, 4, 3]], ids=lambda l: f"{len(l)} layers")
+def shape(request):
+    return request.param
+
+
+@pytest.mark.parametrize("relaxation", RELAXATIONS)
+def test_all_gradients_agree(model, shape, even_odd, relaxation):
+    if not even_odd and relaxation is not None:
+        relaxation = 0.4  # a synchronous CHN needs its damping
+    net, x = tiny(model, shape, scale=0.6, batch=3)
+    target = random_state(net, 3, seed=9)
+    options = {"even_odd": even_odd, "relaxation": relaxation, "target": target}
+    oracle = gradient(net, x, hop.ThroughTime(), **options)
+    scale = oracle.norm()
+    for backward in (
+        hop.Adjoint(),
+        hop.Adjoint(solver=hop.Anderson(relative=True)),
+        hop.RecurrentBackprop(steps=300),
+        hop.Adjoint(steps=300),
+    ):
+        assert (gradient(net, x, backward, **options) - oracle).norm() < 1e-9 * scale, backward
+
+
+def test_truncated_after_k_steps_both_routes_agree(model, shape, even_odd):
+    """At an equilibrium the paper's k unrolled steps are k terms of the adjoint's Neumann series, for every k."""
+    net, x = tiny(model, shape, scale=0.6, batch=3)
+    target = random_state(net, 3, seed=9)
+    for k in (1, 2, 5):
+        a = gradient(net, x, hop.Adjoint(steps=k), even_odd=even_odd, target=target)
+        b = gradient(net, x, hop.RecurrentBackprop(steps=k), even_odd=even_odd, target=target)
+        assert (a - b).norm() < 1e-10 * b.norm()
+
+
+def test_the_default_is_the_papers_number_of_steps(model, even_odd):
+    net, x = tiny(model, [6, 5, 4], scale=0.6, batch=3)
+    options = {"even_odd": even_odd, "target": random_state(net, 3)}
+    a = gradient(net, x, hop.RecurrentBackprop(), **options)
+    b = gradient(net, x, hop.RecurrentBackprop(steps=net.backward_steps(even_odd)), **options)
+    assert torch.equal(a, b)
+
+
+def test_the_forward_solver_does_not_matter(model, even_odd):
+    net, x = tiny(model, [6, 5, 4, 3], scale=0.6, batch=3)
+    options = {"even_odd": even_odd, "target": random_state(net, 3)}
+    a = gradient(net, x, hop.Adjoint(), **options)
+    b = gradient(net, x, hop.Adjoint(), solver=hop.Anderson(relative=True), **options)
+    torch.testing.assert_close(a, b, atol=1e-9, rtol=1e-7)
+
+
+@pytest.mark.parametrize("rho", ["shifted-sigmoid", "tanh"])
+def test_against_finite_differences(model, even_odd, rho):
+    net, x = tiny(model, [4, 3, 3, 2], scale=0.6, batch=2, rho=rho)
+    names = [n for n, _ in net.named_parameters()]
+
+    def state(x, *parameters):
+        twin, _ = tiny(model, [4, 3, 3, 2], rho=rho)
+        for name, p in zip(names, parameters, strict=True):
+            module, i = name.split(".")
+            getattr(twin, module)._parameters[i] = p
+        sol = hop.solve(twin, x, even_odd=even_odd, tol=1e-15, max_iter=1500, backward=hop.Adjoint())
+        return sol.state
+
+    leaves = [x.clone().requires_grad_(), *(p.detach().clone().requires_grad_() for p in net.parameters())]
+    assert torch.autograd.gradcheck(state, leaves, eps=1e-6, atol=1e-7, rtol=1e-5)
+
+
+def test_no_graph_without_a_backward_and_no_growth_with_one():
+    net, x = tiny(hop.HAM, [6, 5, 4], scale=0.6)
+    assert not hop.solve(net, x).state.requires_grad
+
+    def saved(backward, n):
+        sizes = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: sizes.append(t.numel()) or t, lambda t: t):
+            hop.solve(net, x, max_iter=n, early_stop=False, backward=backward)
+        return sum(sizes)
+
+    assert saved(hop.Adjoint(), 10) == saved(hop.Adjoint(), 40)
+    assert saved(hop.ThroughTime(), 40) > 3 * saved(hop.ThroughTime(), 10)
+
+
+def test_an_adjoint_that_cannot_converge_says_so():
+    net, x = tiny(hop.HAM, [6, 5, 4], scale=3.0, rho="tanh")
+    sol = hop.solve(net, x, s0=net.zeros(len(x)), max_iter=1, backward=hop.Adjoint(max_iter=50))
+    with pytest.warns(RuntimeWarning, match="the adjoint did not converge: Solution"):
+        sol.output.sum().backward()
+
+
+def test_frozen_parameters_get_no_gradient():
+    net, x = tiny(hop.HAM, [6, 5, 4], scale=0.6)
+    net.W[0].requires_grad_(False)
+    hop.solve(net, x, backward=hop.Adjoint()).output.sum().backward()
+    assert net.W[0].grad is None
+    assert net.W[1].grad is not None
+
+
+def test_through_time_follows_picard_only():
+    net, x = tiny(hop.HAM, [6, 5, 4])
+    with pytest.raises(ValueError, match="ThroughTime unrolls Picard steps"):
+        hop.solve(net, x, hop.Anderson(), backward=hop.ThroughTime())
+
+
+@pytest.mark.parametrize("backward", [hop.Adjoint, hop.RecurrentBackprop])
+def test_steps_must_be_positive(backward):
+    with pytest.raises(ValueError, match="steps must be an integer of at least 1, not 0"):
+        backward(steps=0)
+
+
+def test_a_small_network_learns(model, even_odd):
+    """The gradient is good enough to learn by: a few Madam steps separate ten random patterns."""
+    g = torch.Generator().manual_seed(0)
+    x = torch.rand(40, 12, generator=g).round()
+    y = torch.eye(4)[torch.arange(40) % 4]
+    net = model([12, 32, 4], seed=0, device="cpu")
+    optimizer = hop.Madam(net.parameters(), lr=0.05)
+    losses = []
+    for _ in range(40):
+        optimizer.zero_grad()
+        sol = hop.solve(net, x, even_odd=even_odd, tol=1e-5, backward=hop.Adjoint(steps=8))
+        loss = hop.loss(sol.output, y)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.5 * losses[0]

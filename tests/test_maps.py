@@ -1,0 +1,149 @@
+"""The block maps equal the dense oracle; even-odd and synchronous share fixed points; the energy never rises."""
+
+import pytest
+import torch
+from conftest import DEPTHS, random_state, tiny
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import hoplib as hop
+from hoplib import oracle
+
+EXACT = {"atol": 1e-12, "rtol": 1e-12}
+
+
+@pytest.mark.parametrize("relaxation", [0.5, 1.0, 1.3])
+@pytest.mark.parametrize("depth", DEPTHS)
+def test_blocks_equal_the_dense_oracle(model, depth, relaxation, even_odd):
+    net, x = tiny(model, DEPTHS[depth], seed=depth)
+    f = (hop.EvenOdd if even_odd else hop.Synchronous)(net, x, relaxation)
+    reference = oracle.even_odd if even_odd else oracle.synchronous
+    s = random_state(net, len(x), seed=1)
+    z = f.start(s)
+    assert z.shape == (len(x), f.size)
+    for _ in range(3):
+        allocated = f(z)
+        with torch.no_grad():
+            in_place = f(z, out=torch.full_like(z, torch.nan))
+        s = reference(net, s, x, relaxation)
+        torch.testing.assert_close(allocated, f.cut(s), **EXACT)
+        assert torch.equal(allocated, in_place)
+        z = allocated
+    if f.size == net.N:
+        torch.testing.assert_close(f.join(z), s, **EXACT)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    layers=st.lists(st.integers(1, 9), min_size=2, max_size=9),
+    seed=st.integers(0, 2**31),
+    batch=st.integers(1, 4),
+    chn=st.booleans(),
+    even_odd=st.booleans(),
+    relaxation=st.floats(0.1, 1.9),
+)
+def test_blocks_equal_the_oracle_for_any_architecture(layers, seed, batch, chn, even_odd, relaxation):
+    net, x = tiny(hop.CHN if chn else hop.HAM, layers, seed=seed, batch=batch)
+    s = random_state(net, batch, seed=seed)
+    f = (hop.EvenOdd if even_odd else hop.Synchronous)(net, x, relaxation)
+    reference = (oracle.even_odd if even_odd else oracle.synchronous)(net, s, x, relaxation)
+    torch.testing.assert_close(f(f.cut(s)), f.cut(reference), **EXACT)
+
+
+@pytest.mark.parametrize("depth", DEPTHS)
+def test_a_ham_iterates_the_outputs_block_alone(depth):
+    net, x = tiny(hop.HAM, DEPTHS[depth])
+    f = hop.EvenOdd(net, x)
+    members = net.odd if depth % 2 == 0 else net.even
+    assert f.main.members == members
+    assert f.size == sum(net.layers[l] for l in members)
+    s = random_state(net, len(x))
+    joined = f.join(f.cut(s))
+    for l in members:
+        assert torch.equal(net.layer(joined, l), net.layer(s, l))
+    # the other block stands in the field of the first
+    again = net.step(joined, x)
+    for l in set(net.hidden) - set(members):
+        torch.testing.assert_close(net.layer(joined, l), net.layer(again, l), **EXACT)
+
+
+def test_a_sweep_is_two_synchronous_steps(layers):
+    """Eq. (9): s_even^{n+2} from s_even^n, for a HAM, where s_odd plays no part."""
+    net, x = tiny(hop.HAM, layers)
+    s = random_state(net, len(x))
+    f = hop.EvenOdd(net, x)
+    torch.testing.assert_close(f(f.cut(s)), f.cut(net.step(net.step(s, x), x)), **EXACT)
+
+
+def test_step_is_the_synchronous_map(model, layers):
+    net, x = tiny(model, layers)
+    s = random_state(net, len(x))
+    torch.testing.assert_close(hop.Synchronous(net, x)(s), net.step(s, x), **EXACT)
+    torch.testing.assert_close(hop.Synchronous(net, x, 0.25)(s), s + 0.25 * net.flow(s, x), **EXACT)
+
+
+def test_even_odd_and_synchronous_share_their_fixed_points(model, layers):
+    net, x = tiny(model, layers, scale=0.7)
+    s_star = hop.solve(net, x, even_odd=True, tol=1e-15, max_iter=3000).state
+    torch.testing.assert_close(net.step(s_star, x), s_star, atol=1e-12, rtol=1e-12)
+    torch.testing.assert_close(hop.solve(net, x, tol=1e-15, max_iter=3000).state, s_star, atol=1e-11, rtol=1e-11)
+
+
+@pytest.mark.parametrize("rho", ["shifted-sigmoid", "tanh", "relu", "hard-sigmoid"])
+@pytest.mark.parametrize("relaxation", [0.3, 1.0, 1.9])
+@settings(deadline=None, max_examples=25)
+@given(layers=st.lists(st.integers(1, 8), min_size=2, max_size=6), seed=st.integers(0, 2**31))
+def test_a_half_step_never_raises_the_energy_of_a_ham(rho, relaxation, layers, seed):
+    """Each half-step minimises E over its block, by the Legendre transform. Over-relaxed, only ρ = id would allow it."""
+    net, x = tiny(hop.HAM, layers, seed=seed, scale=3.0, rho=rho)
+    s = random_state(net, len(x), seed=seed, scale=3.0)
+    before = net.energy(s, x)
+    for block in (net.odd, net.even) * 3:
+        h = net.field(s, x)
+        for l in block:
+            own = net.slices[l]
+            s[:, own] = s[:, own] + min(relaxation, 1) * (h[:, own] - s[:, own])
+        after = net.energy(s, x)
+        assert (after <= before + 1e-9 * (1 + before.abs())).all()
+        before = after
+
+
+def test_the_sweep_descends_where_the_synchronous_step_does_not():
+    rises = {False: 0, True: 0}
+    for seed in range(30):
+        net, x = tiny(hop.HAM, [6, 8, 7, 5], seed=seed, scale=4.0, rho="tanh")
+        for even_odd in rises:
+            f = (hop.EvenOdd if even_odd else hop.Synchronous)(net, x)
+            z = f.start(random_state(net, len(x), seed=seed))
+            energies = []
+            for _ in range(12):
+                energies.append(net.energy(f.join(z), x))
+                z = f(z)
+            rises[even_odd] += int((torch.stack(energies).diff(dim=0) > 1e-9).sum())
+    assert rises[True] == 0
+    assert rises[False] > 0
+
+
+def test_restrict_keeps_the_chosen_samples(model, layers, even_odd):
+    net, x = tiny(model, layers)
+    f = (hop.EvenOdd if even_odd else hop.Synchronous)(net, x, 0.8)
+    z = f.start(random_state(net, len(x)))
+    keep = torch.tensor([3, 0])
+    torch.testing.assert_close(f.restrict(keep)(z[keep]), f(z)[keep], **EXACT)
+    adjoint = f.adjoint(z, random_state(net, len(x), seed=5))
+    torch.testing.assert_close(adjoint.restrict(keep)(z[keep]), adjoint(z)[keep], **EXACT)
+
+
+def test_adjoint_is_the_transpose_of_the_jacobian(model, layers, even_odd):
+    """λ ↦ g + Jᵀλ, with J of the map at its fixed point by autograd."""
+    for relaxation in (1.0, 0.6):
+        net, x = tiny(model, layers, scale=0.7, batch=1)
+        f = (hop.EvenOdd if even_odd else hop.Synchronous)(net, x, relaxation)
+        z = f.start()
+        for _ in range(3000):
+            z = f(z).detach()
+        J = torch.autograd.functional.jacobian(lambda z, f=f: f(z[None])[0], z[0])
+        grad = random_state(net, 1, seed=2)
+        adjoint = f.adjoint(z, grad)
+        lam = random_state(net, 1, seed=3)[:, : f.size]
+        torch.testing.assert_close(adjoint(lam), adjoint.start + lam @ J, atol=1e-10, rtol=1e-10)

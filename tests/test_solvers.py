@@ -1,0 +1,278 @@
+"""The solvers against their plain oracles, the paper's count of iterations, and the account per sample."""
+
+import numpy as np
+import pytest
+import torch
+from conftest import random_state, tiny
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import hoplib as hop
+from hoplib.solvers import AndersonMemory
+
+SOLVERS = {"picard": hop.Picard(), "anderson": hop.Anderson(m=4)}
+
+
+@pytest.fixture(params=SOLVERS)
+def solver(request):
+    return SOLVERS[request.param]
+
+
+def counted(values, tol):
+    """The paper's count, from the map values (n, size) of one sample: first i with ‖fⁱ⁺² − fⁱ⁺¹‖/‖fⁱ⁺²‖ < tol."""
+    for i in range(len(values) - 1):
+        if np.linalg.norm(values[i + 1] - values[i]) / np.linalg.norm(values[i + 1]) < tol:
+            return i
+    return len(values) - 1
+
+
+def naive_anderson(f, x, m, mu, iterations):
+    """One sample: the map values of Anderson acceleration with everything computed anew in every step."""
+    xs, gs, values = [], [], []
+    for k in range(iterations):
+        g = f(x)
+        values.append(g)
+        xs, gs = [*xs, x][-m:], [*gs, g][-m:]
+        mixed = g
+        if k >= 2:
+            F = np.stack([b - a for a, b in zip(xs, gs, strict=True)], 1)
+            alpha = np.linalg.solve(F.T @ F + mu * np.eye(F.shape[1]), np.ones(F.shape[1]))
+            candidate = np.stack(gs, 1) @ (alpha / alpha.sum())
+            norm = np.linalg.norm
+            if norm(g - candidate) / norm(candidate) < norm(g - x) / norm(x):
+                mixed = candidate
+        x = mixed
+    return np.stack(values)
+
+
+@pytest.mark.parametrize("m", [1, 2, 4, 7])
+def test_anderson_is_the_textbook_algorithm(model, layers, even_odd, m):
+    net, x = tiny(model, layers, scale=1.5)
+    f = (hop.EvenOdd if even_odd else hop.Synchronous)(net, x, net.relaxation(even_odd))
+    ours = hop.trajectory(f, f.start(), hop.Anderson(m=m), iterations=15)
+    for i in range(len(x)):
+        one = f.restrict(torch.tensor([i]))
+        with torch.no_grad():
+            naive = naive_anderson(
+                lambda z, one=one: one(torch.from_numpy(z)[None])[0].numpy(), np.zeros(f.size), m, 1e-10, 15
+            )
+        np.testing.assert_allclose(ours[:, i], naive, rtol=1e-5, atol=1e-7)
+
+
+def test_anderson_keeps_its_gram_matrix():
+    memory = AndersonMemory(hop.Anderson(m=3))
+    g = torch.Generator().manual_seed(0)
+    for _ in range(8):
+        memory.next(torch.randn(2, 6, generator=g), torch.randn(2, 6, generator=g))
+        n = min(memory.k, 3)
+        F = memory.F[:, :n]
+        torch.testing.assert_close(memory.gram[:, :n, :n], F @ F.mT)
+
+
+class Affine:
+    """z ↦ A z + b on 10 numbers, A symmetric with two given eigenvalues and otherwise 0."""
+
+    def __init__(self, *eigenvalues):
+        g = torch.Generator().manual_seed(1)
+        Q = torch.linalg.qr(torch.randn(10, 10, generator=g, dtype=torch.float64))[0][:, :2]
+        self.A = Q @ torch.diag(torch.tensor(eigenvalues, dtype=torch.float64)) @ Q.T
+        self.b = torch.randn(10, generator=g, dtype=torch.float64)
+        self.exact = torch.linalg.solve(torch.eye(10, dtype=torch.float64) - self.A, self.b)
+
+    def __call__(self, z, out=None):
+        z = z @ self.A.T + self.b
+        return z if out is None else out.copy_(z)
+
+    def restrict(self, keep):
+        return self
+
+
+def test_anderson_is_exact_on_a_linear_map_of_low_rank():
+    """On an affine map of rank 2 a window of 4 ends in a few steps, where Picard crawls."""
+    f, z = Affine(-0.9, 0.4), torch.zeros(1, 10, dtype=torch.float64)
+    fast = hop.iterate(f, z, hop.Anderson(m=4, mu=1e-14, relative=True), max_iter=20, tol=1e-12)
+    slow = hop.iterate(f, z, hop.Picard(), max_iter=20, tol=1e-12)
+    torch.testing.assert_close(fast.state[0], f.exact, rtol=1e-9, atol=1e-9)
+    assert bool(fast.converged)
+    assert not bool(slow.converged)
+
+
+def test_the_safeguard_refuses_long_jumps():
+    """With an eigenvalue near 1 the fixed point is far off, so ‖g − z̃‖ is large and the safeguard prefers Picard."""
+    f, z = Affine(0.95, 0.4), torch.zeros(1, 10, dtype=torch.float64)
+    sol = hop.iterate(f, z, hop.Anderson(mu=1e-14, relative=True), max_iter=20, tol=1e-12)
+    assert (sol.state[0] - f.exact).norm() > 0.1
+
+
+def test_a_relative_regulariser_goes_on_where_an_absolute_one_stalls():
+    """In float32 an absolute 1e-10 drowns FᵀF once the residual is below about 1e-5."""
+    net, x = tiny(hop.HAM, [7, 20, 20, 5], scale=2.0, dtype=torch.float64, batch=20)
+    ends = {}
+    for relative in (False, True):
+        solver = hop.Anderson(mu=1e-10, relative=relative)
+        ends[relative] = hop.solve(net, x, solver, tol=1e-13, max_iter=400).iterations.double().mean()
+    assert ends[True] < ends[False]
+
+
+def test_iterations_are_counted_as_the_paper_does(model, layers, even_odd, solver):
+    net, x = tiny(model, layers, scale=1.5)
+    n, tol = 30, 1e-4
+    f = (hop.EvenOdd if even_odd else hop.Synchronous)(net, x, net.relaxation(even_odd))
+    values = hop.trajectory(f, f.start(), solver, iterations=n).numpy()
+    expected = [counted(values[:, i], tol) for i in range(len(x))]
+    fixed = hop.solve(net, x, solver, even_odd=even_odd, tol=tol, max_iter=n, early_stop=False, trace=True)
+    early = hop.solve(net, x, solver, even_odd=even_odd, tol=tol, max_iter=n, trace=True)
+    assert fixed.iterations.tolist() == early.iterations.tolist() == expected
+    assert fixed.residuals.shape == (n - 1, len(x))
+    for i, count in enumerate(expected):
+        end = count + 1 if count < n - 1 else n - 1
+        assert early.residuals[:end, i].isfinite().all()
+        assert early.residuals[end:, i].isnan().all()
+        torch.testing.assert_close(early.residuals[:end, i], fixed.residuals[:end, i])
+        # the answer is the map value at which the count stopped
+        torch.testing.assert_close(f.cut(early.state)[i], torch.from_numpy(values[min(count + 1, n - 1), i]))
+        assert (fixed.status[i] == hop.Status.CONVERGED) == (count < n - 1)
+    torch.testing.assert_close(f.cut(fixed.state), torch.from_numpy(values[-1]))
+    torch.testing.assert_close(fixed.residual, fixed.residuals[-1])
+
+
+def test_a_converged_state_is_a_fixed_point(model, layers, even_odd, solver):
+    net, x = tiny(model, layers, scale=0.7)
+    sol = hop.solve(net, x, solver, even_odd=even_odd, tol=1e-12, max_iter=2000)
+    assert bool(sol.converged.all())
+    torch.testing.assert_close(net.step(sol.state, x), sol.state, atol=1e-9, rtol=1e-9)
+
+
+@settings(deadline=None, max_examples=25)
+@given(seed=st.integers(0, 2**31), chn=st.booleans(), even_odd=st.booleans(), name=st.sampled_from(sorted(SOLVERS)))
+def test_the_answer_does_not_depend_on_the_company(seed, chn, even_odd, name):
+    net, x = tiny(hop.CHN if chn else hop.HAM, [6, 9, 8, 5], seed=seed, scale=1.5, batch=12)
+    options = {"even_odd": even_odd, "tol": 1e-6, "max_iter": 60}
+    together = hop.solve(net, x, SOLVERS[name], **options)
+    for i in (0, 5, 11):
+        alone = hop.solve(net, x[i : i + 1], SOLVERS[name], **options)
+        assert alone.iterations[0] == together.iterations[i]
+        assert alone.status[0] == together.status[i]
+        torch.testing.assert_close(alone.state[0], together.state[i], atol=1e-10, rtol=1e-10)
+
+
+def test_finished_samples_leave_the_batch():
+    net, x = tiny(hop.HAM, [7, 20, 10], scale=1.5, batch=40)
+    early = hop.solve(net, x, even_odd=True, max_iter=100)
+    fixed = hop.solve(net, x, even_odd=True, max_iter=100, early_stop=False)
+    assert fixed.evaluations == 100 * 40
+    assert (early.iterations + 2).sum() <= early.evaluations < fixed.evaluations / 2
+
+
+def test_relaxation_defaults_to_the_papers(model, layers, even_odd):
+    net, x = tiny(model, layers)
+    omega = 0.5 if model is hop.CHN and not even_odd else 1.0
+    assert net.relaxation(even_odd) == omega
+    a = hop.solve(net, x, even_odd=even_odd, max_iter=7, early_stop=False)
+    b = hop.solve(net, x, hop.Picard(relaxation=omega), even_odd=even_odd, max_iter=7, early_stop=False)
+    c = hop.solve(net, x, hop.Picard(relaxation=0.4), even_odd=even_odd, max_iter=7, early_stop=False)
+    assert torch.equal(a.state, b.state)
+    assert not torch.allclose(a.state, c.state)
+
+
+def test_over_relaxation_can_beat_the_plain_sweep():
+    net, x = tiny(hop.HAM, [7, 10, 10, 10, 5], seed=1, scale=1.2)
+    count = {
+        w: hop.solve(net, x, hop.Picard(w), even_odd=True, tol=1e-8, max_iter=500).iterations.sum() for w in (1, 1.2)
+    }
+    assert count[1.2] < count[1]
+
+
+def two_cycle():
+    """Two neurons that excite each other strongly: from opposite signs a synchronous HAM swaps them for ever."""
+    net = hop.HAM([1, 1, 1], rho="tanh", dtype=torch.float64, device="cpu")
+    with torch.no_grad():
+        for p in net.parameters():
+            p.zero_()
+        net.W[1].fill_(4.0)
+    return net, torch.zeros(1, 1, dtype=torch.float64), torch.tensor([[2.0, -2.0]], dtype=torch.float64)
+
+
+def test_a_cycle_is_called_a_cycle():
+    net, x, s0 = two_cycle()
+    for early_stop in (False, True):
+        sol = hop.solve(net, x, s0=s0, max_iter=60, early_stop=early_stop)
+        assert sol.status.tolist() == [hop.Status.CYCLING]
+    assert hop.solve(net, x, s0=s0, even_odd=True).status.tolist() == [hop.Status.CONVERGED]
+    slow = hop.solve(net, x, s0=s0, max_iter=3)
+    assert slow.status.tolist() == [hop.Status.MAX_ITER], "three iterations in, it has not settled into the cycle"
+
+
+def test_a_slow_alternation_is_no_cycle():
+    net, x, _ = two_cycle()
+    with torch.no_grad():
+        net.W[1].fill_(-0.99)
+    sol = hop.solve(net, x, s0=torch.tensor([[0.01, 0.01]], dtype=torch.float64), max_iter=50)
+    assert sol.status.tolist() == [hop.Status.MAX_ITER]
+
+
+def test_a_nan_stays_in_its_sample(model, even_odd, solver):
+    net, x = tiny(model, [7, 6, 5], scale=0.8)
+    s0 = net.zeros(len(x))
+    s0[2] = torch.nan
+    clean = hop.solve(net, x, solver, even_odd=even_odd)
+    for early_stop in (False, True):
+        sol = hop.solve(net, x, solver, even_odd=even_odd, s0=s0, early_stop=early_stop)
+        assert sol.status[2] == hop.Status.NOT_FINITE
+        others = torch.tensor([0, 1, 3, 4])
+        assert torch.equal(sol.status[others], clean.status[others])
+        assert torch.equal(sol.iterations[others], clean.iterations[others])
+        assert sol.state[others].isfinite().all()
+
+
+def test_divergence_is_reported():
+    net, x = tiny(hop.HAM, [7, 6, 5], scale=20.0, rho="relu", dtype=torch.float32)
+    sol = hop.solve(net, x, even_odd=True, max_iter=200)
+    assert (sol.status == hop.Status.NOT_FINITE).any()
+
+
+def test_a_state_that_is_zero_has_converged():
+    net, x, _ = two_cycle()
+    sol = hop.solve(net, x)
+    assert sol.status.tolist() == [hop.Status.CONVERGED]
+    assert sol.residual.tolist() == [0]
+
+
+def test_two_layers_need_one_step():
+    net, x = tiny(hop.HAM, [7, 5])
+    for even_odd in (False, True):
+        sol = hop.solve(net, x, even_odd=even_odd)
+        assert sol.iterations.tolist() == [0] * 5
+        torch.testing.assert_close(sol.state, net.rho.rho(x) @ net.W[0].T + net.b[0])
+
+
+def test_repeats_are_bitwise_equal(model, even_odd, solver):
+    results = []
+    for _ in range(2):
+        net, x = tiny(model, [7, 30, 20, 5], dtype=torch.float32, batch=33)
+        results.append(hop.solve(net, x, solver, even_odd=even_odd))
+    assert torch.equal(results[0].state, results[1].state)
+    assert torch.equal(results[0].iterations, results[1].iterations)
+
+
+def test_a_start_of_ones_choice(model, layers, even_odd):
+    """Any start leads a contraction to the same equilibrium."""
+    net, x = tiny(model, layers, scale=0.5)
+    options = {"even_odd": even_odd, "tol": 1e-13, "max_iter": 500}
+    a = hop.solve(net, x, **options)
+    b = hop.solve(net, x, s0=random_state(net, len(x), scale=0.3), **options)
+    torch.testing.assert_close(a.state, b.state, atol=1e-10, rtol=1e-10)
+
+
+def test_a_solution_speaks_for_itself():
+    net, x = tiny(hop.HAM, [7, 6, 5], scale=0.5)
+    sol = hop.solve(net, x)
+    assert repr(sol).startswith("Solution(5 samples: 5 converged; ")
+    assert torch.equal(sol.output, net.layer(sol.state, 2))
+
+
+def test_an_empty_batch_is_no_error():
+    net, _ = tiny(hop.HAM, [7, 6, 5])
+    sol = hop.solve(net, torch.zeros(0, 7, dtype=torch.float64))
+    assert sol.state.shape == (0, 11)
+    assert repr(sol).startswith("Solution(0 samples")
