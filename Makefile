@@ -26,7 +26,12 @@ lint: setup  ## style and types
 	$(BIN)/mypy
 
 test: lint  ## everything that can fail, in a few minutes
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadscope --cov=hoplib --cov-report=term-missing:skip-covered --cov-fail-under=95
+	$(BIN)/python -m pytest tests notebooks -n $(WORKERS) --dist loadscope \
+		--nbval-lax --nbval-current-env --nbval-cell-timeout 120 \
+		--cov=hoplib --cov-report=term-missing:skip-covered --cov-fail-under=95
+
+paper: setup  ## execute all notebooks in order; results in build/
+	$(BIN)/python -m hoplib.paper
 
 bench: setup  ## how near the solver comes to plain matrix products
 	$(BIN)/python benchmarks/forward.py

@@ -88,7 +88,7 @@ def test_a_changed_pixel_is_found(copied):
     raw = bytearray(gzip.decompress(path.read_bytes()))
     raw[-1] ^= 1
     path.write_bytes(gzip.compress(bytes(raw)))
-    with pytest.raises(hop.DataError, match="train-labels.* is not the published file: its md5 is"):
+    with pytest.raises(hop.DataError, match=r"train-labels.* is not the published file: its md5 is"):
         hop.load_data("mnist")
 
 
@@ -172,7 +172,7 @@ def test_a_wrong_archive_is_refused(small_emnist, monkeypatch):
 def test_a_wrong_image_file_is_refused(small_emnist, monkeypatch):
     source, _, root = small_emnist
     monkeypatch.setitem(module.SOURCES, "emnist", dataclasses.replace(source, sums={"test images": "0" * 64}))
-    with pytest.raises(hop.DataError, match="test-images.*is not the published file: its sha256"):
+    with pytest.raises(hop.DataError, match=r"test-images.*is not the published file: its sha256"):
         hop.load_data("emnist", root=root, download=True)
 
 

@@ -30,7 +30,7 @@ def test_layers(layers, error, message):
 def test_unknown_names():
     with pytest.raises(ValueError, match="unknown activation 'gelu'; choose from"):
         hop.HAM([3, 2], rho="gelu")
-    with pytest.raises(TypeError, match="float32 or torch.float64, not torch.float16"):
+    with pytest.raises(TypeError, match=r"float32 or torch\.float64, not torch\.float16"):
         hop.HAM([3, 2], dtype=torch.float16)
     with pytest.raises(TypeError, match="unexpected keyword argument 'activation'"):
         hop.HAM([3, 2], activation="tanh")

@@ -90,11 +90,11 @@ def test_even_odd_and_synchronous_share_their_fixed_points(model, layers):
 
 
 @pytest.mark.parametrize("rho", ["shifted-sigmoid", "tanh", "relu", "hard-sigmoid"])
-@pytest.mark.parametrize("relaxation", [0.3, 1.0, 1.9])
+@pytest.mark.parametrize("relaxation", [0.3, 1.0])
 @settings(deadline=None, max_examples=25)
 @given(layers=st.lists(st.integers(1, 8), min_size=2, max_size=6), seed=st.integers(0, 2**31))
 def test_a_half_step_never_raises_the_energy_of_a_ham(rho, relaxation, layers, seed):
-    """Each half-step minimises E over its block, by the Legendre transform. Over-relaxed, only ρ = id would allow it."""
+    """A half-step minimises E over its block, by the Legendre transform; part of the way there E falls as well."""
     net, x = tiny(hop.HAM, layers, seed=seed, scale=3.0, rho=rho)
     s = random_state(net, len(x), seed=seed, scale=3.0)
     before = net.energy(s, x)
@@ -102,7 +102,7 @@ def test_a_half_step_never_raises_the_energy_of_a_ham(rho, relaxation, layers, s
         h = net.field(s, x)
         for l in block:
             own = net.slices[l]
-            s[:, own] = s[:, own] + min(relaxation, 1) * (h[:, own] - s[:, own])
+            s[:, own] = s[:, own] + relaxation * (h[:, own] - s[:, own])
         after = net.energy(s, x)
         assert (after <= before + 1e-9 * (1 + before.abs())).all()
         before = after

@@ -1,0 +1,123 @@
+"""The notebooks keep their form, COVERAGE.md misses nothing, and the runner says what failed.
+
+That the notebooks execute and that their verdicts stand is checked by nbval, on the notebooks themselves.
+"""
+
+import ast
+import re
+from pathlib import Path
+
+import nbformat
+import pytest
+
+from hoplib import paper
+
+ROOT = Path(__file__).parent.parent
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+ITEMS = [
+    *(f"Equation {n}" for n in range(1, 17)),
+    *("Theorem 1", "Theorem 2", "Definition 1", "Lemma 1", "Lemma 2", "Proposition 1", "Remark 1", "Remark 2"),
+    *(f"Example {n}" for n in range(1, 6)),
+    *(f"Figure {n}" for n in range(1, 5)),
+    *("Table 1", "Table 2"),
+]
+
+
+def read(path):
+    return nbformat.reads(path.read_text(), as_version=4)
+
+
+def code_cells(nb):
+    return [cell for cell in nb.cells if cell.cell_type == "code"]
+
+
+def tagged(nb, tag):
+    return [cell for cell in code_cells(nb) if tag in cell.metadata.get("tags", [])]
+
+
+def test_they_are_ordered():
+    assert [int(p.name[:2]) for p in NOTEBOOKS] == list(range(len(NOTEBOOKS)))
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
+class TestForm:
+    def test_it_opens_with_the_claim_and_its_place(self, path):
+        first = read(path).cells[0]
+        assert first.cell_type == "markdown"
+        assert first.source.startswith(f"# {path.name[:2]} · ")
+        assert re.search(r"Section|Appendi|Table", first.source)
+        assert re.search(r"second|minute", first.source), "the run time"
+
+    def test_it_has_one_cell_of_literal_parameters(self, path):
+        (cell,) = tagged(read(path), "parameters")
+        for statement in ast.parse(cell.source).body:
+            assert isinstance(statement, ast.Assign)
+            ast.literal_eval(statement.value)
+
+    def test_it_ends_with_an_asserted_verdict(self, path):
+        nb = read(path)
+        last = code_cells(nb)[-1]
+        assert "nbval-check-output" in last.metadata.tags
+        assert "assert" in last.source
+        assert len("".join(o.text for o in last.outputs).strip().splitlines()) == 1
+
+    def test_it_is_committed_executed(self, path):
+        cells = code_cells(read(path))
+        assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))
+        outputs = [o for cell in cells for o in cell.outputs]
+        assert not [o for o in outputs if o.output_type == "error" or o.get("name") == "stderr"]
+        assert any("image/png" in o.get("data", {}) for o in outputs)
+        assert path.stat().st_size < 3_000_000
+
+    def test_its_cells_are_short(self, path):
+        assert max(len(cell.source.splitlines()) for cell in code_cells(read(path))) <= 30
+
+
+def test_coverage_misses_nothing():
+    """Every numbered item of the paper → a notebook and a code cell that asserts it, or draws it."""
+    table = re.findall(
+        r"^\| ([^|]+) \| [^|]+ \| \[[^]]+\]\(notebooks/([^)]+)\) \| `([^`]+)` \|$",
+        (ROOT / "COVERAGE.md").read_text(),
+        re.M,
+    )
+    assert [item for item, _, _ in table] == ITEMS
+    for item, notebook, cell_id in table:
+        (cell,) = [c for c in read(ROOT / "notebooks" / notebook).cells if c.id == cell_id]
+        assert cell.cell_type == "code", item
+        drawn = any("image/png" in o.get("data", {}) for o in cell.outputs)
+        assert "assert" in cell.source or (item.startswith("Figure") and drawn), item
+
+
+def tiny_notebook(path, *sources):
+    nb = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(s) for s in sources])
+    nb.cells[0].metadata["tags"] = ["parameters"]
+    nb.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    nbformat.write(nb, path)
+    return path
+
+
+PLOT = "%matplotlib inline\nimport matplotlib.pyplot as plt\nplt.plot([1, 2]);"
+
+
+def test_the_runner_executes_and_keeps_figures(tmp_path, capsys):
+    notebook = tiny_notebook(tmp_path / "00_x.ipynb", "n = 3", PLOT, "print('n is', n)")
+    assert paper.main([str(notebook), "--build", str(tmp_path / "build")]) == 0
+    assert "n is 3" in capsys.readouterr().out
+    assert len(list((tmp_path / "build" / "figures").glob("00_x-*.png"))) == 1
+    assert code_cells(read(tmp_path / "build" / "notebooks" / "00_x.ipynb"))[-1].execution_count == 3
+    nb = paper.run(notebook, tmp_path / "out.ipynb", {"n": 5})
+    assert paper.verdict(nb) == "n is 5"
+
+
+def test_the_runner_shows_the_failing_cell(tmp_path, capsys):
+    notebook = tiny_notebook(tmp_path / "00_x.ipynb", "n = 3", "assert n == 4, 'three is not four'")
+    assert paper.main([str(notebook), "--build", str(tmp_path / "build")]) == 1
+    error = capsys.readouterr().err
+    assert "00_x.ipynb, cell [2] failed" in error
+    assert "AssertionError: three is not four" in error
+    assert "\x1b[" not in error
+
+
+def test_the_runner_names_a_missing_notebook(tmp_path, capsys):
+    assert paper.main([str(tmp_path / "99.ipynb")]) == 1
+    assert "no such notebook" in capsys.readouterr().err

@@ -1,0 +1,118 @@
+"""pyproject, the lock, environment.yml and the code agree, and the repository speaks of the project alone."""
+
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+import yaml
+from packaging.requirements import Requirement
+from packaging.version import Version
+
+import hoplib as hop
+
+ROOT = Path(__file__).parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+LOCK = [Requirement(line) for line in (ROOT / "requirements.lock").read_text().splitlines() if line[0] not in "# "]
+WANTED = [
+    Requirement(r) for group in [PROJECT["dependencies"], *PROJECT["optional-dependencies"].values()] for r in group
+]
+
+
+def locked(name):
+    found = [r for r in LOCK if r.name == name and (r.marker is None or r.marker.evaluate())]
+    assert len(found) == 1, f"{name} must be locked once for this Python"
+    (pin,) = found[0].specifier
+    assert pin.operator == "=="
+    return pin.version
+
+
+@pytest.mark.parametrize("wanted", WANTED, ids=lambda r: r.name)
+def test_the_lock_satisfies_pyproject_and_is_what_runs(wanted):
+    assert locked(wanted.name) in wanted.specifier
+    assert Version(version(wanted.name)).public == locked(wanted.name)
+
+
+def test_the_lock_names_no_index():
+    assert "://" not in (ROOT / "requirements.lock").read_text()
+
+
+def test_environment_yml_takes_its_versions_from_the_lock():
+    environment = yaml.safe_load((ROOT / "environment.yml").read_text())
+    *conda, pip = environment["dependencies"]
+    assert pip == {"pip": ["-r requirements.lock", "-e ."]}
+    python = next(d for d in conda if d.startswith("python="))
+    assert Version(python.removeprefix("python=")) in Requirement("x" + PROJECT["requires-python"]).specifier
+    assert environment["name"] == PROJECT["name"]
+
+
+def test_the_pip_section_installs_in_a_fresh_environment(tmp_path):
+    """Resolved and checked as `pip` would, from the section itself; nothing is downloaded that is not cached."""
+    uv = Path(sys.executable).with_name("uv")
+    if not uv.exists():
+        pytest.skip("uv is not installed beside this Python")
+    lines = yaml.safe_load((ROOT / "environment.yml").read_text())["dependencies"][-1]["pip"]
+    section = tmp_path / "section.txt"
+    section.write_text("\n".join(line.replace("-r ", f"-r {ROOT}/").replace("-e .", f"-e {ROOT}") for line in lines))
+    subprocess.run([uv, "venv", "-q", tmp_path / "fresh"], check=True)
+    command = [uv, "pip", "install", "--dry-run", "--python", tmp_path / "fresh", "-r", section]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if "error sending request" in done.stderr or "dns error" in done.stderr.lower():
+        pytest.skip("no package index within reach")
+    assert done.returncode == 0, done.stderr
+    assert re.search(rf"\+ torch=={re.escape(locked('torch'))}\b", done.stderr)
+    assert "+ hoplib" in done.stderr
+
+
+def test_torch_and_torchvision_are_a_pair():
+    code = "import torch, torchvision; torchvision.ops.nms(torch.zeros(1, 4), torch.zeros(1), 0.5)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_versions_and_exports():
+    assert hop.__version__ == PROJECT["version"]
+    assert f"version: {PROJECT['version']}" in (ROOT / "CITATION.cff").read_text()
+    assert sorted(hop.__all__) == sorted(set(hop.__all__))
+    assert all(hasattr(hop, name) for name in hop.__all__)
+
+
+def test_hoplib_is_small():
+    files = (ROOT / "hoplib").glob("*.py")
+    lines = sum(1 for p in files for line in p.read_text().splitlines() if line.strip())
+    assert lines < 1500, "one should be able to read it in an evening"
+
+
+def test_importing_hoplib_is_light():
+    """matplotlib, torchvision and the notebook tools are extras: the core does not import them."""
+    extras = {"matplotlib", "torchvision", "papermill", "pandas"}
+    code = f"import sys, hoplib; print(sorted({extras} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_readme_shows_the_two_commands_and_its_code_runs():
+    text = (ROOT / "README.md").read_text()
+    assert "make test" in text
+    assert "make paper" in text
+    blocks = re.findall(r"```python\n(.*?)```", text, re.S)
+    assert blocks
+    for block in blocks:
+        done = subprocess.run([sys.executable, "-c", block], capture_output=True, text=True, cwd=ROOT)
+        assert done.returncode == 0, done.stderr
+
+
+def test_no_path_of_one_machine_is_committed():
+    if shutil.which("git") is None or not (ROOT / ".git").exists():
+        pytest.skip("not a git checkout")
+    files = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    pattern = re.compile(r"(?<![\w.~$])/(?:root|home/\w+|work|Users/\w+)/|index-url|//[\w.-]+/simple\b")
+    for name in filter(None, files.split("\0")):
+        path = ROOT / name
+        if path.suffix in {".gz", ".png", ".npz"} or path == Path(__file__) or not path.exists():
+            continue
+        found = pattern.search(path.read_text())
+        assert not found, f"{name}: {found.group(0)}"
