@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import base64
+import json
 import logging
 import os
 import re
@@ -91,7 +92,7 @@ def main(argv: list[str] | None = None) -> int:
     if missing:
         print(f"no such notebook: {', '.join(missing)}", file=sys.stderr)
         return 1
-    cells = sum(c.cell_type == "code" for n in notebooks for c in nbformat.reads(n.read_text(), as_version=4).cells)
+    cells = sum(c["cell_type"] == "code" for n in notebooks for c in json.loads(n.read_text())["cells"])
     drawn = 0
     pause = 0.1 if sys.stdout.isatty() else 15  # in a log, a line now and then
     with tqdm(total=cells, unit="cell", file=sys.stdout, dynamic_ncols=True, mininterval=pause) as bar:

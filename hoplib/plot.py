@@ -27,14 +27,14 @@ def band(ax: Axes, values: Tensor, label: str, colour: str | None = None, first:
     v = values.double().cpu()
     n = torch.arange(first, first + len(v))
     low, mid, high = torch.nanquantile(v, torch.tensor([0.1, 0.5, 0.9], dtype=v.dtype), dim=1)
-    (line,) = ax.plot(n, mid, label=label, color=colour)
-    ax.fill_between(n, low, high, color=line.get_color(), alpha=0.15, linewidth=0)
+    (line,) = ax.plot(n.numpy(), mid.numpy(), label=label, color=colour)
+    ax.fill_between(n.numpy(), low.numpy(), high.numpy(), color=line.get_color(), alpha=0.15, linewidth=0)
     return ax
 
 
 def digit(ax: Axes, x: Tensor, title: str = "") -> Axes:
     """One image of 784 pixels, dark on light."""
-    ax.imshow(x.detach().cpu().reshape(28, 28), cmap="gray_r", vmin=0, vmax=1)
+    ax.imshow(x.detach().cpu().numpy().reshape(28, 28), cmap="gray_r", vmin=0, vmax=1)
     ax.set(title=title, xticks=[], yticks=[])
     ax.grid(False)
     return ax
@@ -42,8 +42,8 @@ def digit(ax: Axes, x: Tensor, title: str = "") -> Axes:
 
 def matrix(ax: Axes, M: Tensor, edges: tuple[list[int], list[int]], title: str = "") -> Axes:
     """A matrix by the magnitude of its entries, with lines between its blocks at the given (row, column) edges."""
-    M = M.detach().cpu()
-    ax.imshow(M.abs(), cmap="Greys", interpolation="nearest", aspect="equal", vmax=float(M.abs().max()))
+    A = M.detach().abs().cpu().numpy()
+    ax.imshow(A, cmap="Greys", interpolation="nearest", aspect="equal", vmax=A.max())
     for e in edges[0]:
         ax.axhline(e - 0.5, color="0.6", linewidth=0.6)
     for e in edges[1]:
