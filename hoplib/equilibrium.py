@@ -74,8 +74,10 @@ class _Implicit(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         z_star, x, state = ctx.saved_tensors
+        net = ctx.f.net
         mu = ctx.how.cotangent(ctx.f, z_star, grad)
-        by_W, by_b, by_x = ctx.f.net.pullback(state, mu, x)
+        by_W, by_b = net.pullback(state, mu, x)
+        by_x = net.pullback_input(mu, x) if ctx.needs_input_grad[3] else None
         return None, None, None, by_x, *by_W, *by_b
 
 
