@@ -175,7 +175,8 @@ class Network(nn.Module):
 
     def pullback_input(self, mu: Tensor, x: Tensor) -> Tensor:
         """The gradient by x: ρ'(x) ⊙ W_0ᵀ μ₁."""
-        return self.rho.drho(x) * (self.layer(mu, 1) @ self.W[0])
+        by_x: Tensor = self.rho.drho(x) * (self.layer(mu, 1) @ self.W[0])
+        return by_x
 
     # -- the paper's settings -----------------------------------------------------------------------------------
 
