@@ -154,8 +154,10 @@ class Solution:
 
 
 def residual(g: Tensor, before: Tensor) -> Tensor:
-    """‖g − before‖/‖g‖ per sample, the paper's measure of convergence; 0 where both vanish."""
-    return _norm(g - before) / _norm(g).clamp_min(torch.finfo(g.dtype).tiny)
+    """‖g − before‖/‖g‖ per sample, the paper's measure of convergence; 0 where both vanish, NaN where ‖g‖ overflows."""
+    norm = _norm(g)
+    r = _norm(g - before) / norm.clamp_min(torch.finfo(g.dtype).tiny)
+    return torch.where(norm.isfinite(), r, math.nan)
 
 
 def _norm(t: Tensor) -> Tensor:

@@ -233,6 +233,14 @@ def test_divergence_is_reported():
     assert (sol.status == hop.Status.NOT_FINITE).any()
 
 
+def test_a_slow_divergence_is_no_convergence():
+    """Where ‖g‖ overflows before ‖g − before‖ does, their ratio is 0; the run has diverged all the same."""
+    f, z = Affine(1.001, 0.4), torch.full((1, 10), 1e150, dtype=torch.float64)
+    f.b = 0 * f.b
+    sol = hop.iterate(f, z, hop.Picard(), max_iter=20_000, tol=1e-4)
+    assert sol.status.tolist() == [hop.Status.NOT_FINITE]
+
+
 def test_a_state_that_is_zero_has_converged():
     net, x, _ = two_cycle()
     sol = hop.solve(net, x)
