@@ -5,6 +5,8 @@ UV_VERSION := 0.13.7
 # Two single-threaded workers beat one with two threads.
 WORKERS ?= 2
 export OMP_NUM_THREADS ?= 1
+# Without its cached bytecode torch takes three times as long to import, in every kernel anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help setup test lint paper lab bench lock clean
 help:  ## this list
