@@ -68,7 +68,8 @@ class Anderson(Picard):
     """Anderson acceleration (Walker & Ni 2011): the next iterate is Σ αⱼ g_j over the last m map values.
 
     α minimises ‖F α‖ with Σα = 1, F the residuals f_j = g_j − z_j, by solving (FᵀF + μI) α = 1 and rescaling, for
-    each sample alone. The mixed point z̃ is taken only where ‖g − z̃‖/‖z̃‖ < ‖g − z‖/‖z‖, else the Picard step g.
+    each sample alone. With the safeguard the mixed point z̃ is taken only where ‖g − z̃‖/‖z̃‖ < ‖g − z‖/‖z‖, else the
+    Picard step g; it also refuses good long jumps, wherever the map has an eigenvalue above about ½.
     Relaxation is part of the map, not of the mixing. Caveat: an absolute μ, the paper's, stalls the acceleration
     once ‖f‖² falls below it; `relative=True` scales μ by the mean of diag FᵀF (then 1e-8 is a good μ in float32).
     Nothing here keeps the energy from rising.
@@ -78,6 +79,7 @@ class Anderson(Picard):
     mu: float = 1e-10
     relative: bool = False
     plain_steps: int = 2
+    safeguard: bool = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -116,6 +118,8 @@ class AndersonMemory(Memory):
         alpha = torch.linalg.solve_ex(regular, torch.ones_like(row))[0]
         alpha = alpha / alpha.sum(1, keepdim=True)
         mixed = torch.bmm(alpha[:, None], self.G[:, :used]).squeeze(1)
+        if not o.safeguard:
+            return torch.where(mixed.isfinite(), mixed, g)
         before = diagonal[:, slot].sqrt() / _norm(x)
         return torch.where((_norm(g - mixed) / _norm(mixed) < before)[:, None], mixed, g)
 

@@ -20,7 +20,7 @@ def gradient(net, x, backward, *, even_odd, relaxation=None, solver=None, target
         solver or hop.Picard(relaxation),
         even_odd=even_odd,
         tol=1e-15,
-        max_iter=400 if unrolled else max_iter,
+        max_iter=150 if unrolled else max_iter,
         early_stop=not unrolled,
         backward=backward,
     )
@@ -38,7 +38,7 @@ def shape(request):
 def test_all_gradients_agree(model, shape, even_odd, relaxation):
     if not even_odd and relaxation is not None:
         relaxation = 0.4  # a synchronous CHN needs its damping
-    net, x = tiny(model, shape, scale=0.6, batch=3)
+    net, x = tiny(model, shape, scale=0.4, batch=3)
     target = random_state(net, 3, seed=9)
     options = {"even_odd": even_odd, "relaxation": relaxation, "target": target}
     oracle = gradient(net, x, hop.ThroughTime(), **options)
@@ -46,8 +46,8 @@ def test_all_gradients_agree(model, shape, even_odd, relaxation):
     for backward in (
         hop.Adjoint(),
         hop.Adjoint(solver=hop.Anderson(relative=True)),
-        hop.RecurrentBackprop(steps=300),
-        hop.Adjoint(steps=300),
+        hop.RecurrentBackprop(steps=150),
+        hop.Adjoint(steps=150),
     ):
         assert (gradient(net, x, backward, **options) - oracle).norm() < 1e-9 * scale, backward
 
@@ -80,15 +80,16 @@ def test_the_forward_solver_does_not_matter(model, even_odd):
 
 @pytest.mark.parametrize("rho", ["shifted-sigmoid", "tanh"])
 def test_against_finite_differences(model, even_odd, rho):
-    net, x = tiny(model, [4, 3, 3, 2], scale=0.6, batch=2, rho=rho)
+    layers = [3, 3, 2, 2]
+    net, x = tiny(model, layers, scale=0.5, batch=2, rho=rho)
     names = [n for n, _ in net.named_parameters()]
 
     def state(x, *parameters):
-        twin, _ = tiny(model, [4, 3, 3, 2], rho=rho)
+        twin, _ = tiny(model, layers, rho=rho)
         for name, p in zip(names, parameters, strict=True):
             module, i = name.split(".")
             getattr(twin, module)._parameters[i] = p
-        sol = hop.solve(twin, x, even_odd=even_odd, tol=1e-15, max_iter=1500, backward=hop.Adjoint())
+        sol = hop.solve(twin, x, even_odd=even_odd, tol=1e-13, max_iter=500, backward=hop.Adjoint())
         return sol.state
 
     leaves = [x.clone().requires_grad_(), *(p.detach().clone().requires_grad_() for p in net.parameters())]
