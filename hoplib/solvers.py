@@ -117,11 +117,14 @@ class AndersonMemory(Memory):
         regular = gram + torch.diag_embed(torch.zeros_like(diagonal) + o.mu * scale)
         alpha = torch.linalg.solve_ex(regular, torch.ones_like(row))[0]
         alpha = alpha / alpha.sum(1, keepdim=True)
+        newest = torch.zeros_like(alpha)
+        newest[:, slot] = 1  # where the small system has no solution: Picard
+        alpha = torch.where(alpha.isfinite().all(1, keepdim=True), alpha, newest)
         mixed = torch.bmm(alpha[:, None], self.G[:, :used]).squeeze(1)
         if not o.safeguard:
-            return torch.where(mixed.isfinite(), mixed, g)
-        before = diagonal[:, slot].sqrt() / _norm(x)
-        return torch.where((_norm(g - mixed) / _norm(mixed) < before)[:, None], mixed, g)
+            return mixed
+        taken = _norm(g - mixed) / _norm(mixed) < diagonal[:, slot].sqrt() / _norm(x)
+        return torch.lerp(g, mixed, taken.to(g.dtype)[:, None])  # exact at 0 and 1, and faster than `where`
 
     def restrict(self, keep: Tensor) -> None:
         self.F, self.G, self.gram = self.F[keep], self.G[keep], self.gram[keep]
@@ -224,7 +227,11 @@ def iterate(
             part[1] = torch.where(hit, k - 1, part[1])
             part[2] = torch.where(hit, Status.CONVERGED, torch.where(bad, Status.NOT_FINITE, part[2]))
             if early_stop:
-                part[0] = torch.where((hit | bad)[:, None], g, part[0])
+                ended = hit | bad
+                if z.is_cuda:
+                    part[0] = torch.where(ended[:, None], g, part[0])
+                else:  # a look at the device costs nothing here, a pass over the states does
+                    part[0][ended] = g[ended]
                 part[3] = torch.where(running, r, part[3])
                 r = torch.where(running, r, math.nan)
             else:
