@@ -163,8 +163,8 @@ class Solution:
 def residual(g: Tensor, before: Tensor) -> Tensor:
     """‖g − before‖/‖g‖ per sample, the paper's measure of convergence; 0 where both vanish, NaN where ‖g‖ overflows."""
     norm = _norm(g)
-    r = _norm(g - before) / norm.clamp_min(torch.finfo(g.dtype).tiny)
-    return torch.where(norm.isfinite(), r, math.nan)
+    r = _norm(g - before).div_(norm.clamp_min(torch.finfo(g.dtype).tiny))
+    return r.add_(norm, alpha=0)  # 0·∞ is NaN
 
 
 def _norm(t: Tensor) -> Tensor:
@@ -223,15 +223,13 @@ def iterate(
         if k > 0:
             r = residual(g, g1)
             running = part[2] == Status.MAX_ITER
-            hit, bad = running & (r < tol), running & ~torch.isfinite(r)
-            part[1] = torch.where(hit, k - 1, part[1])
-            part[2] = torch.where(hit, Status.CONVERGED, torch.where(bad, Status.NOT_FINITE, part[2]))
+            hit, bad = running & (r < tol), running.logical_and((r < math.inf).logical_not_())
+            part[1].masked_fill_(hit, k - 1)
+            part[2].masked_fill_(hit, Status.CONVERGED).masked_fill_(bad, Status.NOT_FINITE)
             if early_stop:
                 ended = hit | bad
-                if z.is_cuda:
+                if z.is_cuda or bool(ended.any()):  # on the CPU a look costs nothing, a pass over the states does
                     part[0] = torch.where(ended[:, None], g, part[0])
-                else:  # a look at the device costs nothing here, a pass over the states does
-                    part[0][ended] = g[ended]
                 part[3] = torch.where(running, r, part[3])
                 r = torch.where(running, r, math.nan)
             else:
