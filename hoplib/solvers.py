@@ -204,14 +204,15 @@ def iterate(
     waits for the device.
     """
     batch = len(z)
-    state = torch.empty_like(z)
-    iterations = torch.full((batch,), max(max_iter - 1, 0), device=z.device)
-    status = torch.full((batch,), Status.MAX_ITER, device=z.device)
-    last = z.new_full((batch,), math.nan)
-    residuals = z.new_full((max_iter - 1, batch), math.nan) if trace else None
-    total = [state, iterations, status, last]
-    part = [t.clone() for t in total]  # the same for the samples still in the batch, whose numbers are `rows`
+    total = {
+        "state": torch.empty_like(z),
+        "iterations": torch.full((batch,), max(max_iter - 1, 0), device=z.device),
+        "status": torch.full((batch,), Status.MAX_ITER, device=z.device),
+        "residual": z.new_full((batch,), math.nan),
+    }
+    part = {name: t.clone() for name, t in total.items()}  # of the samples still in the batch, whose numbers are `rows`
     rows = torch.arange(batch, device=z.device)
+    residuals = z.new_full((max_iter - 1, batch), math.nan) if trace else None
     memory, evaluations = solver.memory(), 0
     patience = 8 if z.is_cuda else 1  # how often to look at the device
     g, g1, g2 = z, z, z  # the last three map values
@@ -222,38 +223,38 @@ def iterate(
         evaluations += len(z)
         if k > 0:
             r = residual(g, g1)
-            running = part[2] == Status.MAX_ITER
-            hit, bad = running & (r < tol), running.logical_and((r < math.inf).logical_not_())
-            part[1].masked_fill_(hit, k - 1)
-            part[2].masked_fill_(hit, Status.CONVERGED).masked_fill_(bad, Status.NOT_FINITE)
+            running = part["status"] == Status.MAX_ITER
+            hit, bad = running & (r < tol), running & (r < math.inf).logical_not_()
+            part["iterations"].masked_fill_(hit, k - 1)
+            part["status"].masked_fill_(hit, Status.CONVERGED).masked_fill_(bad, Status.NOT_FINITE)
             if early_stop:
                 ended = hit | bad
                 if z.is_cuda or bool(ended.any()):  # on the CPU a look costs nothing, a pass over the states does
-                    part[0] = torch.where(ended[:, None], g, part[0])
-                part[3] = torch.where(running, r, part[3])
+                    part["state"] = torch.where(ended[:, None], g, part["state"])
+                part["residual"] = torch.where(running, r, part["residual"])
                 r = torch.where(running, r, math.nan)
             else:
-                part[3] = r
+                part["residual"] = r
             if residuals is not None:
                 residuals[k - 1, rows] = r
             if early_stop and k % patience == 0:
-                keep = (part[2] == Status.MAX_ITER).nonzero().flatten()
+                keep = (part["status"] == Status.MAX_ITER).nonzero().flatten()
                 if len(keep) <= 0.75 * len(rows):
-                    for whole, piece in zip(total, part, strict=True):
-                        whole[rows] = piece
+                    for name, piece in part.items():
+                        total[name][rows] = piece
                     if len(keep) == 0:
                         break
-                    rows, part = rows[keep], [piece[keep] for piece in part]
+                    rows, part = rows[keep], {name: piece[keep] for name, piece in part.items()}
                     f, z, g, g1, g2 = f.restrict(keep), z[keep], g[keep], g1[keep], g2[keep]
                     memory.restrict(keep)
                     buffers = [torch.empty_like(z) for _ in range(3)]
         z = memory.next(z, g)
     else:
-        running = part[2] == Status.MAX_ITER if early_stop else torch.ones_like(part[2], dtype=torch.bool)
-        part[0] = torch.where(running[:, None], g, part[0])
+        running = part["status"] == Status.MAX_ITER
+        part["state"] = torch.where(running[:, None], g, part["state"]) if early_stop else g
         if max_iter > 2:
-            cycling = (part[2] == Status.MAX_ITER) & (residual(g, g2) < _CYCLE * part[3])
-            part[2] = torch.where(cycling, Status.CYCLING, part[2])
-        for whole, piece in zip(total, part, strict=True):
-            whole[rows] = piece
-    return Solution(state, iterations, status, last, residuals, evaluations)
+            cycling = running & (residual(g, g2) < _CYCLE * part["residual"])
+            part["status"] = torch.where(cycling, Status.CYCLING, part["status"])
+        for name, piece in part.items():
+            total[name][rows] = piece
+    return Solution(**total, residuals=residuals, evaluations=evaluations, net=None)
