@@ -109,7 +109,7 @@ def test_no_path_of_one_machine_is_committed():
     if shutil.which("git") is None or not (ROOT / ".git").exists():
         pytest.skip("not a git checkout")
     files = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    pattern = re.compile(r"(?<![\w.~$])/(?:root|home/\w+|work|Users/\w+)/|index-url|//[\w.-]+/simple\b")
+    pattern = re.compile(r"(?<![\w.~$])/(?:root|home/\w+|work|Users/\w+)/|index[-]url|//[\w.-]+/simple\b")
     for name in filter(None, files.split("\0")):
         path = ROOT / name
         if path.suffix in {".gz", ".png", ".npz"} or path == Path(__file__) or not path.exists():
