@@ -19,6 +19,7 @@ class Activation:
 
     name = "activation"
     bijective = False  # is ς(s) = s/ρ'(s) a bijection of the real line?
+    steepness = 1.0  # the constant factor that `slope` leaves out
 
     def rho(self, s: Tensor, out: Tensor | None = None) -> Tensor:
         raise NotImplementedError
@@ -28,6 +29,10 @@ class Activation:
 
     def d2rho(self, s: Tensor) -> Tensor:
         raise NotImplementedError
+
+    def slope(self, s: Tensor, r: Tensor) -> Tensor:
+        """ρ'(s)/steepness given r = ρ(s), which it may overwrite: cheaper than `drho`, with absolute accuracy."""
+        return self.drho(s) / self.steepness
 
     def lagrangian(self, s: Tensor) -> Tensor:
         raise NotImplementedError
@@ -117,16 +122,25 @@ class _VarsigmaInv(torch.autograd.Function):
         return grad * ctx.activation.dvarsigma_inv(s), None
 
 
+@lru_cache(maxsize=16)
+def _minus_2(dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.tensor(-2.0, dtype=dtype, device=device)
+
+
 class ShiftedSigmoid(Activation):
     """ρ(s) = σ(4s − 2), the paper's activation: ρ(½) = ½ with slope 1."""
 
     name = "shifted-sigmoid"
     bijective = True
+    steepness = 4.0
 
     def rho(self, s: Tensor, out: Tensor | None = None) -> Tensor:
         if out is None:
             return torch.sigmoid(4 * s - 2)
-        return torch.mul(s, 4, out=out).sub_(2).sigmoid_()
+        return torch.add(_minus_2(s.dtype, s.device), s, alpha=4, out=out).sigmoid_()  # 4s − 2 in one pass
+
+    def slope(self, s: Tensor, r: Tensor) -> Tensor:
+        return torch.addcmul(r, r, r, value=-1, out=r)  # ρ' = 4ρ(1 − ρ)
 
     def drho(self, s: Tensor) -> Tensor:
         u = 4 * s - 2

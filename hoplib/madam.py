@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -10,14 +11,15 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LinearLR
 
-CHUNK = 1 << 15  # on the CPU a parameter is updated piece by piece, so that a piece stays in the cache
+CHUNK = 1 << 16  # on the CPU a parameter is updated piece by piece, so that a piece stays in the cache
 
 
 class Madam(Optimizer):
     """p ← p · exp(−lr · ĝ · sign p), clamped to ±p_scale · rms(p₀); ĝ = g/√v̂ clamped to ±g_bound.
 
     v̂ is the bias-corrected running mean of g² (decay β). A weight never changes its sign, and a weight that is
-    exactly 0 stays 0.
+    exactly 0 stays 0. `fused=True` compiles the update into one pass over memory (torch.compile, which needs a C++
+    compiler on the CPU): the same numbers to rounding.
     """
 
     def __init__(
@@ -28,6 +30,7 @@ class Madam(Optimizer):
         beta: float = 0.999,
         g_bound: float = 3.0,
         p_scale: float = 1024.0,
+        fused: bool = False,
     ) -> None:
         if not lr > 0:
             raise ValueError(f"lr must be positive, not {lr}")
@@ -35,6 +38,7 @@ class Madam(Optimizer):
             raise ValueError(f"beta must lie in [0, 1), not {beta}")
         if not (g_bound > 0 and p_scale > 0):
             raise ValueError(f"g_bound and p_scale must be positive, not {g_bound} and {p_scale}")
+        self.fused = torch.compile(update, dynamic=True) if fused else None
         super().__init__(params, {"lr": lr, "beta": beta, "g_bound": g_bound, "p_scale": p_scale})
         for group in self.param_groups:
             for p in group["params"]:
@@ -54,19 +58,28 @@ class Madam(Optimizer):
                     continue
                 state = self.state[p]
                 state["t"] += 1
+                c = math.sqrt(1 - group["beta"] ** state["t"])
+                scalars = (group["lr"] * c, group["g_bound"] / c, state["bound"])
+                flat = [t.view(-1) for t in (p, p.grad.contiguous(), state["v"])]
+                if self.fused is not None:  # numbers that change would be compiled in; tensors are not
+                    as_tensors = (torch.tensor(a, dtype=p.dtype, device=p.device) for a in scalars)
+                    self.fused(*flat, group["beta"], *as_tensors)  # type: ignore[call-arg]
+                    continue
                 chunk = CHUNK if p.device.type == "cpu" else p.numel()
-                flat = (t.view(-1).split(chunk) for t in (p, p.grad.contiguous(), state["v"]))
-                for q, g, v in zip(*flat, strict=True):
-                    update(q, g, v, state["t"], state["bound"], group["lr"], group["beta"], group["g_bound"])
+                for q, g, v in zip(*(t.split(chunk) for t in flat), strict=True):
+                    update(q, g, v, group["beta"], *scalars)
         return loss
 
 
-def update(p: Tensor, g: Tensor, v: Tensor, t: int, bound: float, lr: float, beta: float, g_bound: float) -> None:
-    """Madam's formula, in place on p and v. Where g = 0 the update is 0, also when v = 0 (0/0 = 0)."""
+def update(p: Tensor, g: Tensor, v: Tensor, beta: float, rate: Any, g_bound: Any, bound: Any) -> None:
+    """Madam's formula, in place on p and v. Where g = 0 the update is 0, also when v = 0 (0/0 = 0).
+
+    With c = √(1 − βᵗ), so that √v̂ = √v/c, `rate` is c·lr and `g_bound` the bound of ĝ divided by c, numbers or tensors.
+    """
     v.mul_(beta).addcmul_(g, g, value=1 - beta)
-    ghat = (v / (1 - beta**t)).sqrt_().clamp_min_(torch.finfo(v.dtype).tiny)
+    ghat = v.sqrt().clamp_min_(torch.finfo(v.dtype).tiny)
     torch.div(g, ghat, out=ghat).clamp_(-g_bound, g_bound)
-    p.mul_(ghat.mul_(torch.sign(p)).mul_(-lr).exp_()).clamp_(-bound, bound)
+    p.mul_(ghat.mul_(torch.sign(p)).mul_(-rate).exp_()).clamp_(-bound, bound)
 
 
 def linear_decay(optimizer: Optimizer, epochs: int = 10) -> LinearLR:

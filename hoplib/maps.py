@@ -17,7 +17,7 @@ from copy import copy
 import torch
 from torch import Tensor
 
-from .network import Network, Slopes, slices
+from .network import Couplings, Network, Slopes, slices
 
 
 class Map:
@@ -27,7 +27,7 @@ class Map:
 
     def __init__(self, net: Network, x: Tensor, relaxation: float = 1.0) -> None:
         self.net, self.relaxation = net, relaxation
-        self.drive = net.drive(x)
+        self.drive, self.M = net.drive(x), net.couplings()
         self._buffers: dict[str, Tensor] = {}
 
     def __call__(self, z: Tensor, out: Tensor | None = None) -> Tensor:
@@ -93,11 +93,16 @@ class Block:
         return torch.cat([s[:, self.net.slices[l]] for l in self.members] or [s[:, :0]], 1)
 
     def couple(
-        self, r: Tensor, source: Block, drive: Mapping[int, Tensor] | None = None, out: Tensor | None = None
+        self,
+        r: Tensor,
+        source: Block,
+        M: Couplings,
+        drive: Mapping[int, Tensor] | None = None,
+        out: Tensor | None = None,
     ) -> Tensor:
         """The field of this block from the activations r of the other one: W_P r or W_Pᵀ r, plus the drive."""
         views = None if out is None else self.views(out)
-        h = self.net.couple(source.views(r), self.members, drive, views)
+        h = self.net.couple(source.views(r), self.members, drive, views, M)
         return (torch.cat(h, 1) if h else r[:, :0]) if out is None else out
 
 
@@ -111,8 +116,8 @@ class Synchronous(Map):
 
     def __call__(self, z: Tensor, out: Tensor | None = None) -> Tensor:
         r = self.net.rho.rho(z, out=None if out is None else self.buffer("r", *z.shape))
-        h = self.all.couple(r, self.all, self.drive, out)
-        return self.relax(z, self.net.local(z, h), out)
+        h = self.all.couple(r, self.all, self.M, self.drive, out)
+        return self.relax(z, self.net.local(z, h) if out is None else self.net.local_(z, h, r), out)
 
     def join(self, z: Tensor) -> Tensor:
         return z
@@ -122,9 +127,9 @@ class Synchronous(Map):
 
     @torch.no_grad()
     def adjoint(self, z: Tensor, grad: Tensor) -> SynchronousAdjoint:
-        h = self.all.couple(self.net.rho.rho(z), self.all, self.drive)
+        h = self.all.couple(self.net.rho.rho(z), self.all, self.M, self.drive)
         slopes = self.relax_slopes(self.net.local_slopes(z, h))
-        return SynchronousAdjoint(self.all, slopes, self.net.rho.drho(z), grad)
+        return SynchronousAdjoint(self.all, self.M, slopes, self.net.rho.drho(z), grad)
 
 
 class EvenOdd(Map):
@@ -160,10 +165,15 @@ class EvenOdd(Map):
 
     def half(self, s: Tensor, other: Tensor, block: Block, source: Block, out: Tensor | None) -> Tensor:
         """s ← (1 − ω) s + ω · (the settled state of the block in the field of the other block)."""
-        named = "aux" if source is self.aux else "main"
-        r = self.net.rho.rho(other, out=None if out is None else self.buffer("r" + named, len(other), source.size))
-        h = block.couple(r, source, self.drive, out)
-        return self.relax(s, self.net.settle(s, h), out)
+        if out is None:
+            h = block.couple(self.net.rho.rho(other), source, self.M, self.drive)
+            return self.relax(s, self.net.settle(s, h))
+        batch, (mine, theirs) = len(other), ("main", "aux") if block is self.main else ("aux", "main")
+        r = self.net.rho.rho(other, out=self.buffer("r" + theirs, batch, source.size))
+        if self.memoryless:
+            return block.couple(r, source, self.M, self.drive, out)
+        h = block.couple(r, source, self.M, self.drive, self.buffer("h" + mine, batch, block.size))
+        return self.relax(s, self.net.settle_(s, h, self.buffer("r" + mine, batch, block.size), out), out)
 
     def join(self, z: Tensor) -> Tensor:
         main, aux = self.parts(z)
@@ -183,7 +193,7 @@ class EvenOdd(Map):
         rho = self.net.rho
         slopes, drho = [], [rho.drho(main), rho.drho(aux)]
         for block, own, source, other in ((self.main, main, self.aux, aux), (self.aux, aux, self.main, main)):
-            h = block.couple(rho.rho(other), source, self.drive)
+            h = block.couple(rho.rho(other), source, self.M, self.drive)
             slopes.append(self.relax_slopes(self.net.settle_slopes(own, h)))
         return EvenOddAdjoint(self, slopes, drho, [self.main.gather(grad), self.aux.gather(grad)])
 
@@ -215,20 +225,20 @@ class AdjointMap:
 class SynchronousAdjoint(AdjointMap):
     """Jᵀλ = A ⊙ λ + D ⊙ W (C ⊙ λ), since W is symmetric."""
 
-    def __init__(self, block: Block, slopes: Slopes, drho: Tensor, grad: Tensor) -> None:
-        self.block, self.slopes, self.drho, self.start = block, slopes, drho, grad
+    def __init__(self, block: Block, M: Couplings, slopes: Slopes, drho: Tensor, grad: Tensor) -> None:
+        self.block, self.M, self.slopes, self.drho, self.start = block, M, slopes, drho, grad
 
     @torch.no_grad()
     def __call__(self, z: Tensor, out: Tensor | None = None) -> Tensor:
         a, c = self.slopes
         out = torch.empty_like(z) if out is None else out
-        self.block.couple(_scale(c, z), self.block, out=out)
+        self.block.couple(_scale(c, z), self.block, self.M, out=out)
         torch.addcmul(self.start, self.drho, out, out=out)
         return out if a is None else out.addcmul_(a.expand_as(z), z)
 
     def restrict(self, keep: Tensor) -> SynchronousAdjoint:
         a, c = (_pick(t, keep) for t in self.slopes)
-        return SynchronousAdjoint(self.block, (a, c), self.drho[keep], self.start[keep])
+        return SynchronousAdjoint(self.block, self.M, (a, c), self.drho[keep], self.start[keep])
 
     @torch.no_grad()
     def cotangent(self, z: Tensor) -> Tensor:
@@ -252,14 +262,14 @@ class EvenOddAdjoint(AdjointMap):
     def aux_cotangent(self, main: Tensor, aux: Tensor) -> Tensor:
         """t_aux, the whole cotangent that arrives at the other block in one sweep."""
         t = torch.empty_like(aux)
-        self.f.aux.couple(_scale(self.slopes[0][1], main), self.f.main, out=t)
+        self.f.aux.couple(_scale(self.slopes[0][1], main), self.f.main, self.f.M, out=t)
         return torch.addcmul(aux, self.drho[1], t, out=t)
 
     def step(self, main: Tensor, aux: Tensor) -> tuple[Tensor, Tensor]:
         """g_main + (Jᵀλ)_main, and t_aux."""
         t = self.aux_cotangent(main, aux)
         new = torch.empty_like(main)
-        self.f.main.couple(_scale(self.slopes[1][1], t), self.f.aux, out=new)
+        self.f.main.couple(_scale(self.slopes[1][1], t), self.f.aux, self.f.M, out=new)
         torch.addcmul(self.grads[0], self.drho[0], new, out=new)
         a = self.slopes[0][0]
         return (new if a is None else new.addcmul_(a.expand_as(main), main)), t

@@ -218,40 +218,40 @@ def iterate(
     g, g1, g2 = z, z, z  # the last three map values
     buffers = [torch.empty_like(z) for _ in range(3)]
 
+    r, tol_, infinity = part["residual"], z.new_tensor(tol), z.new_tensor(math.inf)  # tensors compare faster
+    running = torch.ones(batch, dtype=torch.bool, device=z.device)
     for k in range(max_iter):
         g, g1, g2 = f(z, out=buffers[k % 3]), g, g1
         evaluations += len(z)
         if k > 0:
             r = residual(g, g1)
-            running = part["status"] == Status.MAX_ITER
-            hit, bad = running & (r < tol), running & (r < math.inf).logical_not_()
-            part["iterations"].masked_fill_(hit, k - 1)
-            part["status"].masked_fill_(hit, Status.CONVERGED).masked_fill_(bad, Status.NOT_FINITE)
-            if early_stop:
-                ended = hit | bad
-                if z.is_cuda or bool(ended.any()):  # on the CPU a look costs nothing, a pass over the states does
-                    part["state"] = torch.where(ended[:, None], g, part["state"])
-                part["residual"] = torch.where(running, r, part["residual"])
-                r = torch.where(running, r, math.nan)
-            else:
-                part["residual"] = r
             if residuals is not None:
-                residuals[k - 1, rows] = r
-            if early_stop and k % patience == 0:
-                keep = (part["status"] == Status.MAX_ITER).nonzero().flatten()
-                if len(keep) <= 0.75 * len(rows):
-                    for name, piece in part.items():
-                        total[name][rows] = piece
-                    if len(keep) == 0:
-                        break
-                    rows, part = rows[keep], {name: piece[keep] for name, piece in part.items()}
-                    f, z, g, g1, g2 = f.restrict(keep), z[keep], g[keep], g1[keep], g2[keep]
-                    memory.restrict(keep)
-                    buffers = [torch.empty_like(z) for _ in range(3)]
+                residuals[k - 1, rows] = torch.where(running, r, math.nan) if early_stop else r
+            ended = running & ((r >= tol_) & (r < infinity)).logical_not_()
+            if z.device.type != "cpu" or bool(ended.any()):  # on the CPU a look costs nothing, a pass over the states does
+                hit = ended & (r < tol_)
+                part["iterations"].masked_fill_(hit, k - 1)
+                part["status"].masked_fill_(ended, Status.NOT_FINITE).masked_fill_(hit, Status.CONVERGED)
+                running &= ~ended
+                if early_stop:
+                    part["state"] = torch.where(ended[:, None], g, part["state"])
+                    part["residual"] = torch.where(ended, r, part["residual"])
+                if early_stop and k % patience == 0:
+                    keep = running.nonzero().flatten()
+                    if len(keep) <= 0.75 * len(rows):
+                        for name, piece in part.items():
+                            total[name][rows] = piece
+                        if len(keep) == 0:
+                            break
+                        rows, part = rows[keep], {name: piece[keep] for name, piece in part.items()}
+                        f, z, g, g1, g2 = f.restrict(keep), z[keep], g[keep], g1[keep], g2[keep]
+                        r, running = r[keep], running[keep]
+                        memory.restrict(keep)
+                        buffers = [torch.empty_like(z) for _ in range(3)]
         z = memory.next(z, g)
     else:
-        running = part["status"] == Status.MAX_ITER
         part["state"] = torch.where(running[:, None], g, part["state"]) if early_stop else g
+        part["residual"] = torch.where(running, r, part["residual"]) if early_stop else r
         if max_iter > 2:
             cycling = running & (residual(g, g2) < _CYCLE * part["residual"])
             part["status"] = torch.where(cycling, Status.CYCLING, part["status"])

@@ -1,0 +1,130 @@
+"""The rows of the paper's Table 2, as data: everything that distinguishes one training from another, and its results.
+
+The 17 rows of the paper come from 16 trainings a seed: plain CHN is one training, measured after 3 and 10 epochs.
+Two more trainings read the output where the published CHN-EO rows appear to have read it: 19 rows, 18 trainings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from .network import CHN, HAM, Network
+from .solvers import Anderson, Picard
+
+MODELS: dict[str, type[Network]] = {"CHN": CHN, "HAM": HAM}
+SOLVERS: dict[str, Picard] = {"picard": Picard(), "anderson": Anderson()}
+READOUTS = ("output", "published")
+LAYERS = {3: (784, 1990, 10), 5: (784, 1280, 510, 200, 10), 7: (784, 1024, 512, 256, 128, 70, 10)}
+LR = {3: 0.01, 5: 0.005, 7: 0.005}
+EPOCHS = 10  # the length of the learning-rate schedule, which shorter rows keep
+
+
+@dataclass(frozen=True)
+class Published:
+    """A row of the paper's table, means ± standard deviations over 5 seeds, on EMNIST's 'mnist' split."""
+
+    iterations: float
+    iterations_std: float
+    speedup: float
+    accuracy: float
+    accuracy_std: float
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row: a network, how it is solved, and the epoch after which it is measured.
+
+    `readout` is where ŷ is read: "output", the last layer, as the paper describes; or "published", the last ten
+    neurons of the last odd layer, which is where the published CHN-EO rows appear to have read it.
+    """
+
+    model: str
+    layers: tuple[int, ...]
+    solver: str = "picard"
+    even_odd: bool = False
+    lr: float = 0.005
+    epoch: int = EPOCHS
+    readout: str = "output"
+    published: Published | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "layers", tuple(self.layers))
+        for name, choices in (("model", MODELS), ("solver", SOLVERS), ("readout", READOUTS)):
+            if getattr(self, name) not in choices:
+                raise ValueError(f"unknown {name} {getattr(self, name)!r}; choose from {', '.join(choices)}")
+        if not isinstance(self.epoch, int) or not 1 <= self.epoch <= EPOCHS:
+            raise ValueError(f"epochs must lie between 1 and {EPOCHS}, the length of the schedule; not {self.epoch!r}")
+
+    @property
+    def label(self) -> str:
+        """The paper's name of the method."""
+        return self.model + ("-EO" if self.even_odd else "") + ("-DEQ" if self.solver == "anderson" else "")
+
+    @property
+    def training(self) -> str:
+        """The name of the training, which rows measured after different epochs share."""
+        return f"{len(self.layers)}-{self.label}" + ("" if self.readout == "output" else f"-{self.readout}")
+
+    def at(self, epochs: int | None) -> Row:
+        """The row as measured when its training ends after that many epochs, if that is earlier."""
+        return self if epochs is None or epochs > self.epoch else replace(self, epoch=epochs)
+
+    def settings(self) -> dict[str, Any]:
+        """What defines the training."""
+        return {k: v for k, v in asdict(self).items() if k not in ("epoch", "published")}
+
+
+def _rows() -> dict[str, Row]:
+    published = {  # iterations ± std, speed-up, accuracy ± std
+        (3, "CHN", 10): (75.5, 2.1, 0.5, 97.9, 0.1),
+        (3, "CHN", 3): (39.1, 3.8, 1.0, 97.0, 0.2),
+        (3, "CHN-DEQ", 4): (20.6, 0.2, 1.9, 97.2, 0.3),
+        (3, "CHN-EO", 10): (16.8, 0.5, 0.1, 97.1, 0.1),
+        (3, "CHN-EO-DEQ", 10): (16.2, 1.0, 0.1, 97.1, 0.2),
+        (3, "HAM", 10): (11.9, 0.4, 1.0, 97.9, 0.0),
+        (3, "HAM-DEQ", 10): (9.9, 0.3, 1.2, 97.9, 0.1),
+        (3, "HAM-EO", 10): (8.0, 0.2, 1.5, 97.9, 0.1),
+        (3, "HAM-EO-DEQ", 10): (6.6, 0.2, 1.8, 97.9, 0.1),
+        (5, "HAM", 10): (36.0, 1.8, 1.0, 97.1, 0.1),
+        (5, "HAM-DEQ", 10): (33.0, 0.6, 1.1, 97.1, 0.2),
+        (5, "HAM-EO", 10): (18.3, 0.5, 2.0, 97.1, 0.1),
+        (5, "HAM-EO-DEQ", 10): (17.7, 0.3, 2.0, 97.1, 0.1),
+        (7, "HAM", 10): (67.1, 2.9, 1.0, 95.6, 0.2),
+        (7, "HAM-DEQ", 10): (56.0, 1.4, 1.2, 95.6, 0.1),
+        (7, "HAM-EO", 10): (32.2, 0.8, 2.1, 95.5, 0.2),
+        (7, "HAM-EO-DEQ", 10): (31.0, 1.0, 2.2, 95.5, 0.2),
+    }
+    rows = {}
+    for (depth, label, epoch), numbers in published.items():
+        solver, even_odd = ("anderson" if "DEQ" in label else "picard"), "EO" in label
+        row = Row(label[:3], LAYERS[depth], solver, even_odd, LR[depth], epoch, published=Published(*numbers))
+        rows[row.training + ("-3-epochs" if epoch == 3 else "")] = row
+        if row.model == "CHN" and even_odd:
+            hidden = replace(row, readout="published")
+            rows[hidden.training] = hidden
+    return rows
+
+
+ROWS = _rows()
+TRAININGS: dict[str, list[str]] = {}  # training → its rows, by the epoch of their measurement
+for _name, _row in sorted(ROWS.items(), key=lambda item: item[1].epoch):
+    TRAININGS.setdefault(_row.training, []).append(_name)
+
+
+def get_row(name: str) -> Row:
+    """The row of that name."""
+    if name not in ROWS:
+        raise ValueError(f"unknown row {name!r}; choose from {', '.join(ROWS)}")
+    return ROWS[name]
+
+
+def select(names: Sequence[str]) -> list[str]:
+    """The trainings that the named rows need; no names mean all. A name may end in * (say, 3-*)."""
+    chosen: list[str] = []
+    for name in names or ["*"]:
+        found = [r for r in ROWS if r == name or (name.endswith("*") and r.startswith(name[:-1]))]
+        chosen += found or [name]  # an unknown name: let get_row say so
+    wanted = {get_row(name).training for name in chosen}
+    return [t for t in dict.fromkeys(r.training for r in ROWS.values()) if t in wanted]
