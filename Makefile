@@ -8,7 +8,7 @@ export OMP_NUM_THREADS ?= 1
 # Without its cached bytecode torch takes three times as long to import, in every kernel anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup test lint paper lab bench lock clean
+.PHONY: help setup test lint paper table status lab bench lock clean
 help:  ## this list
 	@grep -hE '^[a-z]+:.*##' Makefile | sed -E 's/:[^#]*## /\t/' | expand -t 12
 
@@ -34,6 +34,16 @@ test: lint  ## everything that can fail, in a few minutes
 
 paper: setup  ## execute all notebooks in order; results in build/
 	$(BIN)/python -m hoplib.paper
+
+# What is asked of the table: ROWS="3-HAM 5-*" SEEDS="0 1" DATA=emnist; all by default. FLAGS go to snakemake.
+SNAKEMAKE = $(BIN)/snakemake --nolock --rerun-incomplete --keep-going --show-failed-logs --config \
+	rows="$(ROWS)" seeds="$(SEEDS)" data="$(DATA)" output="$(OUTPUT)" $(SIZES)
+
+table: setup  ## train what the table lacks; stop with Ctrl-C, go on with the same command
+	$(SNAKEMAKE) --cores all --quiet rules $(FLAGS)
+
+status: setup  ## what of the table is done, running, missing, failed
+	@$(BIN)/python -m hoplib.batch status --rows "$(ROWS)" --seeds "$(SEEDS)" --data "$(DATA)" --output "$(OUTPUT)"
 
 bench: setup  ## how near the solver comes to plain matrix products
 	$(BIN)/python benchmarks/forward.py

@@ -18,19 +18,19 @@ from collections.abc import Callable
 import torch
 
 import hoplib as hop
+from hoplib.table import LAYERS
 
-NETWORKS = {3: [784, 1990, 10], 5: [784, 1280, 510, 200, 10], 7: [784, 1024, 512, 256, 128, 70, 10]}
 ITERATIONS = 20
 
 
-def products(net: hop.Network, batch: int) -> Callable[[], None]:
-    """The products of ITERATIONS iterations, and nothing else: each W_i but the input's, in both directions."""
+def products(net: hop.Network, batch: int, iterations: int = ITERATIONS) -> Callable[[], None]:
+    """The products of that many iterations, and nothing else: each W_i but the input's, in both directions."""
     weights = [w.detach() for w in net.W[1:]]
     states = {n: torch.rand(batch, n, device=weights[0].device) for n in net.layers[1:]}
     out = {n: torch.empty(batch, n, device=weights[0].device) for n in net.layers[1:]}
 
     def run() -> None:
-        for _ in range(ITERATIONS):
+        for _ in range(iterations):
             for w in weights:
                 m, n = w.shape
                 torch.mm(states[n], w.T, out=out[m])
@@ -52,11 +52,18 @@ def dense(net: hop.Network, x: torch.Tensor) -> Callable[[], None]:
     return run
 
 
-def compare(candidates: dict[str, Callable[[], object]], seconds: float) -> dict[str, float]:
-    """Median seconds of each, run in turn for about that long."""
+def compare(
+    candidates: dict[str, Callable[[], object]],
+    seconds: float,
+    *,
+    prepare: Callable[[], object] = lambda: None,
+    rounds: int = 5,
+) -> dict[str, float]:
+    """Median seconds of each, run in turn for about that long; `prepare` runs before each round and is not timed."""
     times: dict[str, list[float]] = {name: [] for name in candidates}
     end = time.perf_counter() + seconds * len(candidates)
-    while time.perf_counter() < end or len(next(iter(times.values()))) < 5:
+    while time.perf_counter() < end or len(next(iter(times.values()))) < rounds:
+        prepare()
         for name, run in candidates.items():
             if torch.cuda.is_available():
                 torch.cuda.synchronize()
@@ -79,7 +86,7 @@ def main() -> None:
     device = hop.default_device()
     print(f"{device}, {args.threads} threads, batch {args.batch}, {ITERATIONS} iterations, torch {torch.__version__}")
     print(f"{'':28}{'GFLOP/s':>10}{'of matmul':>12}{'vs dense':>10}")
-    for depth, layers in NETWORKS.items():
+    for depth, layers in LAYERS.items():
         net = hop.HAM(layers, seed=0)
         x = torch.rand(args.batch, 784, generator=torch.Generator().manual_seed(0)).to(device)
 

@@ -162,7 +162,7 @@ class Network(nn.Module):
         raise NotImplementedError
 
     def settle_slopes(self, s: Tensor, h: Tensor) -> Slopes:
-        """The partial derivatives of `settle` at its fixed point, by s and by h."""
+        """The partial derivatives of `settle`, by s and by h."""
         raise NotImplementedError
 
     def self_energy(self, s: Tensor) -> Tensor:
@@ -307,15 +307,23 @@ class CHN(Network):
         return out
 
     def local_slopes(self, s: Tensor, h: Tensor) -> Slopes:
-        return self.rho.d2rho(s) * h, self.rho.drho(s)
+        drho, d2rho = self.rho.slopes(s)
+        return d2rho * h, drho
 
     def settle_slopes(self, s: Tensor, h: Tensor) -> Slopes:
-        """With a the slope of one damped step, n steps have aⁿ by s and (1 − aⁿ)·ρ'/(1 − ρ''h) by h."""
-        by_s, by_h = self.local_slopes(s, h)
-        assert by_s is not None
-        assert by_h is not None
-        a_n = (1 - self.local_damping * (1 - by_s)) ** self.local_iterations
-        return a_n, (1 - a_n) * by_h / (1 - by_s)
+        """The chain rule along the local steps: A ← a A, C ← a C + ω ρ', with a = 1 − ω + ω ρ''h.
+
+        Not only at their fixed point: where they fall into a 2-cycle, s may come back without being an equilibrium.
+        """
+        w = self.local_damping
+        A, C = torch.ones_like(s), torch.zeros_like(s)
+        for _ in range(self.local_iterations):
+            drho, d2rho = self.rho.slopes(s)
+            a = d2rho.mul_(h).mul_(w).add_(1 - w)
+            A.mul_(a)
+            C.mul_(a).add_(drho, alpha=w)
+            s = torch.lerp(s, drho.mul_(h), w)
+        return A, C
 
     def self_energy(self, s: Tensor) -> Tensor:
         return s.square() / 2

@@ -6,7 +6,9 @@ The executed notebooks go to build/notebooks/, their figures to build/figures/. 
 from __future__ import annotations
 
 import argparse
+import ast
 import base64
+import difflib
 import json
 import logging
 import os
@@ -20,13 +22,41 @@ from typing import Any
 
 import nbformat
 import papermill  # type: ignore[import-untyped]
+from nbclient.exceptions import DeadKernelError
 from papermill.exceptions import PapermillExecutionError  # type: ignore[import-untyped]
 from tqdm import tqdm  # type: ignore[import-untyped]
 from traitlets.config import Config
 
 
+class ParameterError(ValueError):
+    """A parameter that the notebook does not have, or of another type."""
+
+
 class NotebookError(RuntimeError):
     """A cell failed; the message is its place and its traceback."""
+
+
+def defaults(notebook: Path) -> dict[str, Any]:
+    """The names and values of the notebook's `parameters` cell, which holds literals only. Runs nothing."""
+    cells = nbformat.reads(notebook.read_text(), as_version=4).cells  # type: ignore[no-untyped-call]
+    source = next((c.source for c in cells if "parameters" in c.metadata.get("tags", [])), "")
+    assignments = [a for a in ast.parse(source).body if isinstance(a, ast.Assign)]
+    return {a.targets[0].id: ast.literal_eval(a.value) for a in assignments if isinstance(a.targets[0], ast.Name)}
+
+
+def check_parameters(notebook: Path, parameters: Mapping[str, Any]) -> None:
+    """Raise an error unless every parameter is one of the notebook's and of the type of its default."""
+    known = defaults(notebook)
+    for name, value in parameters.items():
+        if name not in known:
+            close = difflib.get_close_matches(name, known, 1)
+            hint = f" Did you mean {close[0]!r}?" if close else ""
+            raise ParameterError(f"{notebook.name} has no parameter {name!r}.{hint} It has: {', '.join(known)}")
+        default = known[name]
+        kinds = (float, int) if isinstance(default, float) else (type(default),)
+        if not isinstance(value, kinds) or isinstance(value, bool) != isinstance(default, bool):
+            kind = type(default).__name__
+            raise ParameterError(f"{notebook.name}: {name} must be of type {kind} (like {default!r}), not {value!r}")
 
 
 def run(
@@ -37,8 +67,11 @@ def run(
 ) -> nbformat.NotebookNode:
     """Execute one notebook with one set of parameters, from its own folder, and write it to `output`.
 
+    Unknown or ill-typed parameters raise a `ParameterError` before anything starts; a failing cell a `NotebookError`
+    with its traceback. An executed notebook proves nothing (a killed kernel leaves one too): look for its results.
     Each kernel talks over sockets of its own in a new folder: TCP ports could be taken by a neighbour's kernel.
     """
+    check_parameters(notebook, parameters or {})
     output.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as sockets:
         ipc = {"KernelManager": {"transport": "ipc", "ip": os.path.join(sockets, "k")}}
@@ -57,6 +90,8 @@ def run(
             if not sys.stderr.isatty():
                 traceback = re.sub(r"\x1b\[[0-9;]*m", "", traceback)
             raise NotebookError(f"{notebook.name}, cell [{e.exec_count}] failed:\n{traceback}") from None
+        except DeadKernelError:
+            raise NotebookError(f"{notebook.name}: the kernel died (was it killed, or out of memory?)") from None
 
 
 def figures(nb: nbformat.NotebookNode, folder: Path, prefix: str) -> list[Path]:

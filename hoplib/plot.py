@@ -6,11 +6,15 @@ so `hoplib` does not import it by itself.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import matplotlib.pyplot as plt
+import numpy as np
 import torch
 from matplotlib.axes import Axes
+from matplotlib.collections import QuadMesh
+from matplotlib.colors import LogNorm
 from torch import Tensor
 
 EVEN, ODD = "#F08C00", "#6741D9"  # the paper's colours for even and odd layers
@@ -51,3 +55,21 @@ def matrix(ax: Axes, M: Tensor, edges: tuple[list[int], list[int]], title: str =
     ax.set(title=title, xticks=[], yticks=[])
     ax.grid(False)
     return ax
+
+
+def residuals(ax: Axes, counts: np.ndarray, criteria: Mapping[float, float], tol: float = 1e-4) -> QuadMesh:
+    """Figures 3–4 of the paper: how many samples have which residual, iteration by iteration.
+
+    counts: (iterations, bins) over log10 residuals from −8 to 0. criteria: residual → mean iterations to reach it
+    (cyan), with a ring at the criterion `tol` (dashed). Returns the coloured mesh, for a colour bar.
+    """
+    n, bins = counts.shape
+    x, y = np.arange(n + 1) - 0.5, np.logspace(-8, 0, bins + 1)
+    mesh = ax.pcolormesh(x, y, np.ma.masked_equal(counts.T, 0), norm=LogNorm(1), cmap="magma_r", rasterized=True)
+    ax.set_facecolor(mesh.get_cmap()(0.0))
+    ax.axhline(tol, color="white", linestyle="--", linewidth=1)
+    ax.plot(list(criteria.values()), list(criteria), color="cyan", linewidth=1.5)
+    ax.plot(criteria[tol], tol, "o", markerfacecolor="none", markeredgecolor="white", markeredgewidth=1.5)
+    ax.set(yscale="log", xlim=(-0.5, n - 0.5), ylim=(1e-8, 1), xlabel="iteration", ylabel="relative residual")
+    ax.grid(False)
+    return mesh

@@ -218,7 +218,8 @@ def iterate(
     g, g1, g2 = z, z, z  # the last three map values
     buffers = [torch.empty_like(z) for _ in range(3)]
 
-    r, tol_, infinity = part["residual"], z.new_tensor(tol), z.new_tensor(math.inf)  # tensors compare faster
+    r = part["residual"]
+    tol_, infinity = z.new_tensor(tol), z.new_tensor(math.inf)  # tensors compare faster than numbers
     running = torch.ones(batch, dtype=torch.bool, device=z.device)
     for k in range(max_iter):
         g, g1, g2 = f(z, out=buffers[k % 3]), g, g1
@@ -228,7 +229,9 @@ def iterate(
             if residuals is not None:
                 residuals[k - 1, rows] = torch.where(running, r, math.nan) if early_stop else r
             ended = running & ((r >= tol_) & (r < infinity)).logical_not_()
-            if z.device.type != "cpu" or bool(ended.any()):  # on the CPU a look costs nothing, a pass over the states does
+            if z.device.type != "cpu" or bool(
+                ended.any()
+            ):  # on the CPU a look costs nothing, a pass over the states does
                 hit = ended & (r < tol_)
                 part["iterations"].masked_fill_(hit, k - 1)
                 part["status"].masked_fill_(ended, Status.NOT_FINITE).masked_fill_(hit, Status.CONVERGED)

@@ -69,7 +69,8 @@ class Row:
 
     def at(self, epochs: int | None) -> Row:
         """The row as measured when its training ends after that many epochs, if that is earlier."""
-        return self if epochs is None or epochs > self.epoch else replace(self, epoch=epochs)
+        cut = self if epochs is None else replace(self, epoch=epochs)
+        return min(self, cut, key=lambda row: row.epoch)
 
     def settings(self) -> dict[str, Any]:
         """What defines the training."""

@@ -17,13 +17,14 @@ import shutil
 import time
 import uuid
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from filelock import FileLock
 from torch import Tensor
 
 from .data import SOURCES, Data, load_data
@@ -31,7 +32,7 @@ from .equilibrium import Adjoint, solve
 from .madam import Madam, linear_decay, loss
 from .network import Network, default_device
 from .solvers import Picard, Solution, residual
-from .table import EPOCHS, MODELS, SOLVERS, Row
+from .table import EPOCHS, MODELS, ROWS, SOLVERS, TRAININGS, Row, get_row
 
 NUMERICS = 1  # raise it with every change that changes a trained network: older records and checkpoints are then void
 CRITERIA = tuple(10 ** (e / 2) for e in range(-16, -3))  # 1e-8 … 1e-2 in half decades
@@ -83,6 +84,20 @@ class Config:
     @property
     def fingerprint(self) -> str:
         return hashlib.sha256(json.dumps(self.settings(), sort_keys=True).encode()).hexdigest()[:16]
+
+
+def configure(
+    row: str | Row, seed: int = 0, *, layers: Sequence[int] = (), epochs: int | None = None, **options: Any
+) -> tuple[Config, dict[str, int]]:
+    """The configuration of a row's training, and the rows that it measures: name → epoch.
+
+    `row` is a name of the table or a Row of one's own. `layers` and `epochs` make a run smaller than the row's.
+    """
+    named = get_row(row) if isinstance(row, str) else row
+    names = [n for n in TRAININGS.get(named.training, ()) if ROWS[n].epoch <= named.epoch]
+    rows = {n: ROWS[n] for n in names} if isinstance(row, str) else {row.training: row}
+    config = Config(replace(named, layers=tuple(layers) or named.layers), seed, **options)
+    return config, {name: r.at(epochs).epoch for name, r in rows.items()}
 
 
 @dataclass
@@ -168,7 +183,7 @@ class Training:
             if seconds - looked > 0.5 or i == steps:  # now and then: a look waits for the device
                 looked = seconds
                 if not math.isfinite(sums[0]):
-                    raise RunError(f"the loss is no longer finite in epoch {self.epoch + 1}, step {i}: nothing to train")
+                    raise RunError(f"the loss is no longer finite in epoch {self.epoch + 1}, step {i}")
                 done, total = self.epoch * steps + i, epochs * steps
                 left = (before + seconds) / done * (total - done)
                 value_, right_, iterations = (sums / i).tolist()
@@ -222,7 +237,8 @@ def evaluate(net: Network, row: Row, data: Data, images: int = 10_000, batch: in
     iterations = torch.cat(reached, 1).double()  # (criteria, images)
     at_tol = iterations[CRITERIA.index(TOL)]
     mean, std = at_tol.mean().item(), at_tol.std(correction=0).item()
-    quantiles = torch.cat(errors).double().quantile(torch.tensor([0.5, 0.95, 1.0], dtype=torch.float64, device=x.device))
+    error = torch.cat(errors).double()
+    quantiles = error.quantile(error.new_tensor([0.5, 0.95, 1.0]))
     per_iteration = net.multiply_adds()
     return {
         "test_accuracy": right / len(x),
@@ -391,11 +407,25 @@ def run(
     if fused is None:
         fused = can_compile() and last * (config.train_images // config.batch_size) >= 2000
     checkpoint = checkpoints / config.row.training / f"seed-{config.seed}.pt"
-    heartbeat = checkpoint.with_suffix(".progress")
     for folder in (runs, checkpoint.parent):
         with atomic(folder / ".writable"):
             pass
         (folder / ".writable").unlink(missing_ok=True)
+    with FileLock(checkpoint.with_suffix(".lock")):  # a second run of the same training waits, and finds it done
+        return _run(config, rows, runs, checkpoint, device, fused, report, data)
+
+
+def _run(
+    config: Config,
+    rows: dict[str, int],
+    runs: Path,
+    checkpoint: Path,
+    device: torch.device,
+    fused: bool,
+    report: Callable[[Progress], object],
+    data: Data | None,
+) -> list[Path]:
+    heartbeat = checkpoint.with_suffix(".progress")
     paths = {name: record_path(runs, name, config.seed) for name in rows}
     missing = {name: epoch for name, epoch in rows.items() if why_not(paths[name], config, epoch)}
     training = Training(config, device, fused)

@@ -153,3 +153,24 @@ def test_a_small_network_learns(model, even_odd):
         optimizer.step()
         losses.append(loss.item())
     assert losses[-1] < 0.5 * losses[0]
+
+
+def test_an_even_odd_chn_in_a_local_2_cycle_has_the_gradient_of_its_steps():
+    """Ten local steps in a large field come back to where they were, which is no equilibrium; the paper's gradient
+    goes through them all the same."""
+    net, x = tiny(hop.CHN, [30, 20, 6], batch=24)
+    with torch.no_grad():
+        net.W[0].mul_(2.5)
+    sol = hop.solve(net, x, even_odd=True, tol=1e-13, max_iter=2000)
+    x = x[sol.converged]
+    s = sol.state[sol.converged]
+    cycling = ((net.step(s, x) - s).abs() > 1e-3).any(1)
+    assert int(cycling.sum()) >= 5
+    x = x[cycling]
+    gradients = []
+    for backward in (hop.Adjoint(steps=8), hop.RecurrentBackprop()):
+        net.zero_grad()
+        hop.solve(net, x, even_odd=True, tol=1e-13, max_iter=2000, backward=backward).output.square().sum().backward()
+        gradients.append([p.grad.clone() for p in net.parameters()])
+    for ours, papers in zip(*gradients, strict=True):
+        torch.testing.assert_close(ours, papers, rtol=1e-7, atol=1e-9)

@@ -1,0 +1,480 @@
+"""What one training step costs, against the straightforward formulation of the same equations, in the same run.
+
+    python benchmarks/training.py [--rows 5-* …] [--warm-up 40] [--seconds 1] [--json PATH]
+
+For each training of the table: `hoplib.train.Training.step` and the straightforward step below, which follows the
+paper's equations literally (dense W with its zeros, the fixed number of iterations for the whole batch,
+backpropagation through unrolled steps, Madam by its formula). First both must give the same loss, gradients and new
+weights in float64 on a small network of the same kind, or the benchmark stops. Then they alternate, on the same
+batches, at the same weights: those after a few steps of training, to which the network is put back each time.
+
+Early steps need more iterations than late ones, and only the fast route profits when there are fewer: the projected
+hours are an upper bound in that respect. Timings on shared machines are noisy: read the ratios.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+
+import torch
+from forward import compare, products
+from torch import Tensor
+from tqdm import tqdm
+
+import hoplib as hop
+from hoplib.table import LAYERS, ROWS, SOLVERS, TRAININGS, Row, select
+from hoplib.train import Config, Training, can_compile, readout
+
+TOLERANCE = 2e-6  # the largest relative difference of the two routes, in float64; one backward step more makes 7e-6
+SMALL = {3: (784, 24, 10), 5: (784, 24, 18, 14, 10), 7: (784, 24, 20, 16, 14, 12, 10)}
+STEPS, SEEDS, CORES = 937, 5, 2  # steps an epoch; what the projection is for
+WIDTHS = {f"× {w:g}": (784, *(int(w * n) for n in LAYERS[5][1:-1]), 10) for w in (0.25, 0.5, 1)}
+DEPTHS = {f"{d} layers": (784, *[256] * (d - 2), 10) for d in (3, 5, 7, 9)}
+BATCHES = (16, 64, 256)
+
+
+# -- the straightforward formulation ----------------------------------------------------------------------------
+
+
+def block(net: hop.Network, l: int, j: int) -> Tensor:
+    """The weights to layer l from layer j: W_{l−1}, W_lᵀ, or 0 where the layers are no neighbours."""
+    if abs(l - j) != 1:
+        return net.b[0].new_zeros(net.layers[l], net.layers[j])
+    return net.W[j] if j < l else net.W[l].T
+
+
+def matrix(net: hop.Network, rows: Sequence[int], columns: Sequence[int]) -> Tensor:
+    """The blocks between two sets of layers as one dense matrix, differentiable by the W_i."""
+    return torch.cat([torch.cat([block(net, l, j) for j in columns], 1) for l in rows])
+
+
+def bias(net: hop.Network, layers: Sequence[int]) -> Tensor:
+    return torch.cat([net.b[l - 1] for l in layers])
+
+
+def synchronous(net: hop.Network, x: Tensor) -> Callable[[Tensor], Tensor]:
+    """s ↦ f(s, x), Eq. (5) with damping ½ or Eq. (6)."""
+    rho, drho, chn = net.rho.rho, net.rho.drho, isinstance(net, hop.CHN)
+    W, U, b = matrix(net, net.hidden, net.hidden), matrix(net, net.hidden, [0]), bias(net, net.hidden)
+    drive = rho(x) @ U.T + b
+
+    def f(s: Tensor) -> Tensor:
+        h = rho(s) @ W + drive
+        return 0.5 * s + 0.5 * drho(s) * h if chn else h
+
+    return f
+
+
+def even_odd(net: hop.Network, x: Tensor) -> Callable[[Tensor], Tensor]:
+    """s_even ↦ s_even of Eq. (9) for a HAM; [s_even; s_odd] ↦ … with 10 + 10 damped local steps for a CHN."""
+    rho, drho = net.rho.rho, net.rho.drho
+    W_P, U_odd = matrix(net, net.even, net.odd), matrix(net, net.odd, [0])
+    b_even, drive_odd = bias(net, net.even), rho(x) @ U_odd.T + bias(net, net.odd)
+
+    def settle(s: Tensor, h: Tensor) -> Tensor:
+        for _ in range(10):
+            s = 0.5 * s + 0.5 * drho(s) * h
+        return s
+
+    def ham(s_even: Tensor) -> Tensor:
+        s_odd = rho(s_even) @ W_P + drive_odd
+        return rho(s_odd) @ W_P.T + b_even
+
+    def chn(s: Tensor) -> Tensor:
+        s_even, s_odd = s.split(list(W_P.shape), 1)
+        s_odd = settle(s_odd, rho(s_even) @ W_P + drive_odd)
+        s_even = settle(s_even, rho(s_odd) @ W_P.T + b_even)
+        return torch.cat([s_even, s_odd], 1)
+
+    return chn if isinstance(net, hop.CHN) else ham
+
+
+def picard(f: Callable[[Tensor], Tensor], s: Tensor, iterations: int) -> Tensor:
+    for _ in range(iterations):
+        s = f(s)
+    return s
+
+
+def anderson(f: Callable[[Tensor], Tensor], x: Tensor, iterations: int, m: int = 4) -> Tensor:
+    """Σ αⱼ g_j with (FᵀF + 1e-10·I) α ∝ 1, a small system for each sample; g itself where that is no improvement."""
+    X, G = (x.new_zeros(len(x), m, x.shape[1]) for _ in range(2))
+    g = x
+    for k in range(iterations):
+        g, n = f(x), min(k + 1, m)
+        X[:, k % m], G[:, k % m] = x, g
+        if k < 2:
+            x = g
+            continue
+        F = G[:, :n] - X[:, :n]
+        gram = torch.bmm(F, F.mT) + 1e-10 * torch.eye(n, dtype=x.dtype, device=x.device)
+        alpha = torch.linalg.solve_ex(gram, x.new_ones(len(x), n))[0]
+        mixed = torch.einsum("bj,bjn->bn", alpha / alpha.sum(1, keepdim=True), G[:, :n])
+        better = (g - mixed).norm(dim=1) / mixed.norm(dim=1) < (g - x).norm(dim=1) / x.norm(dim=1)  # false for NaN
+        x = torch.where(better[:, None], mixed, g)
+    return g
+
+
+def equilibrium(
+    net: hop.Network, row: Row, x: Tensor, iterations: int | None = None
+) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+    """s* after so many iterations (None: the paper's number), for all samples alike, and the map."""
+    f = (even_odd if row.even_odd else synchronous)(net, x)
+    size = sum(net.layers[l] for l in net.even) if row.even_odd and isinstance(net, hop.HAM) else net.N
+    solver = anderson if row.solver == "anderson" else picard
+    with torch.no_grad():
+        return solver(f, x.new_zeros(len(x), size), iterations or net.max_iter(row.even_odd)), f
+
+
+def output(net: hop.Network, row: Row, s: Tensor) -> Tensor:
+    """ŷ: the last ten entries of the state, but of s_even in [s_even; s_odd] (unless 'as published')."""
+    first = row.even_odd and isinstance(net, hop.CHN) and row.readout == "output"
+    end = sum(net.layers[l] for l in net.even) if first else s.shape[1]
+    return s[:, end - 10 : end]
+
+
+def madam(p: Tensor, g: Tensor, v: Tensor, t: int, lr: float, bound: float) -> tuple[Tensor, Tensor]:
+    """The new weights and the new mean square of the gradients."""
+    v = 0.999 * v + 0.001 * g**2
+    ghat = (g / (v / (1 - 0.999**t)).sqrt()).nan_to_num(nan=0.0).clamp(-3, 3)
+    return (p * torch.exp(-lr * ghat * p.sign())).clamp(-bound, bound), v
+
+
+@dataclass
+class Straightforward:
+    """The same step from the paper's equations; it leaves its network as it is and returns the new weights."""
+
+    net: hop.Network
+    row: Row
+    optimizer: list[dict[str, Any]]  # of each parameter: v, the number t of steps before, and the bound
+    lr: float
+
+    def gradients(self, x: Tensor, y: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """The loss, and its gradients through the paper's number of steps from s*."""
+        s, f = equilibrium(self.net, self.row, x)
+        s = picard(f, s, self.net.backward_steps(self.row.even_odd))
+        value = (output(self.net, self.row, s) - y).square().sum() / (2 * len(y))
+        self.net.zero_grad()
+        value.backward()
+        return value.detach(), [p.grad for p in self.net.parameters() if p.grad is not None]
+
+    def step(self, x: Tensor, y: Tensor) -> tuple[Tensor, list[Tensor], list[Tensor]]:
+        """Loss, gradients and new weights."""
+        value, gradients = self.gradients(x, y)
+        weights = []
+        with torch.no_grad():
+            for p, g, o in zip(self.net.parameters(), gradients, self.optimizer, strict=True):
+                weights.append(madam(p, g, o["v"], o["t"] + 1, self.lr, o["bound"])[0])
+        return value, gradients, weights
+
+
+def straightforward(training: Training) -> Straightforward:
+    """The straightforward route from the same weights and the same state of the optimizer."""
+    optimizer = [dict(deepcopy(training.optimizer.state[p])) for p in training.net.parameters()]
+    return Straightforward(
+        deepcopy(training.net), training.config.row, optimizer, training.optimizer.param_groups[0]["lr"]
+    )
+
+
+# -- do both routes compute the same? ---------------------------------------------------------------------------
+
+
+def difference(a: Sequence[Tensor], b: Sequence[Tensor]) -> float:
+    """The largest ‖a − b‖/‖b‖, tensor by tensor; 1e99 where one is not finite."""
+    found = [float((s - t).norm() / t.norm()) for s, t in zip(a, b, strict=True)]
+    return max(found) if all(map(math.isfinite, found)) else 1e99
+
+
+def check(row: Row) -> float:
+    """The largest relative difference of the routes: ŷ of the first iterations; loss, gradients and new weights.
+
+    On a small network in float64, whose couplings are weak enough for all samples to converge within the paper's
+    number of iterations, and strong enough for the last backward step to matter.
+    """
+    training = Training(Config(replace(row, layers=SMALL[len(row.layers)]), tol=1e-14), device=torch.device("cpu"))
+    net = training.net.double()
+    with torch.no_grad():
+        for w in net.W:
+            w.mul_(0.5 if row.even_odd else 0.4)
+    training.optimizer = hop.Madam(net.parameters(), lr=row.lr)
+    x = torch.rand(8, 784, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    y = torch.eye(10, dtype=torch.float64)[:8]
+    first = [difference(*first_iterations(net, row, x, n)) for n in (1, 4, 7)]
+    value, gradients, weights = straightforward(training).step(x, y)
+    loss = training.step(x, y)[2]
+    fast = [loss, *(p.grad for p in net.parameters() if p.grad is not None), *(p.detach() for p in net.parameters())]
+    found = max(*first, difference(fast, [value, *gradients, *weights]))
+    if not found < TOLERANCE:
+        raise RuntimeError(f"{row.training}: the two routes differ by {found:.1e}, more than {TOLERANCE:g}")
+    return found
+
+
+def first_iterations(net: hop.Network, row: Row, x: Tensor, n: int) -> tuple[list[Tensor], list[Tensor]]:
+    """ŷ of both routes after n iterations, where a wrong solver has not yet converged to the same."""
+    sol = hop.solve(net, x, SOLVERS[row.solver], even_odd=row.even_odd, max_iter=n, early_stop=False)
+    return [readout(net, sol.state, row)], [output(net, row, equilibrium(net, row, x, n)[0])]
+
+
+# -- a training step --------------------------------------------------------------------------------------------
+
+
+def warm_up(training: Training, batches: Iterator[tuple[Tensor, Tensor]], steps: int) -> int:
+    """So many steps of training, or as many as leave the weights finite; how many that were."""
+    for i in range(steps):
+        before = deepcopy(training.state_dict())
+        training.step(*next(batches))
+        if not all(bool(p.isfinite().all()) for p in training.net.parameters()):
+            training.load_state_dict(before)
+            return i
+    return steps
+
+
+def ends(net: hop.Network, batch: int) -> Callable[[], None]:
+    """The products of a step outside its iterations: with the input weights, and the gradients by all weights."""
+    states = [torch.rand(batch, n, device=net.W[0].device) for n in net.layers]
+    weights = [torch.empty_like(w) for w in net.W]
+    drive = torch.empty_like(states[1])
+
+    def run() -> None:
+        torch.mm(states[0], net.W[0].detach().T, out=drive)
+        for i, w in enumerate(weights):
+            torch.mm(states[i + 1].T, states[i], out=w)
+            if i > 0:
+                torch.addmm(w, states[i + 1].T, states[i], out=w)
+
+    return run
+
+
+def backward_steps(net: hop.Network, row: Row) -> int:
+    """Evaluations of the adjoint in the fast route: half for a HAM iterated by Picard, which is solved even-odd."""
+    halved = isinstance(net, hop.HAM) and not row.even_odd and row.solver == "picard"
+    return net.backward_steps(row.even_odd) // (2 if halved else 1)
+
+
+def gradient(net: hop.Network) -> Tensor:
+    """The gradient of the last step, flat."""
+    return torch.cat([p.grad.flatten() for p in net.parameters() if p.grad is not None])
+
+
+@dataclass
+class Bench:
+    """The options, the data, and the progress bar."""
+
+    data: hop.Data
+    steps: int
+    seconds: float
+    batch: int
+    fused: bool
+    bar: Any
+
+    def batches(self, size: int) -> Iterator[tuple[Tensor, Tensor]]:
+        return cycle(self.data.train.batches(size, generator=torch.Generator().manual_seed(0)))
+
+    def trained(self, row: Row, size: int) -> tuple[Training, Iterator[tuple[Tensor, Tensor]], int]:
+        """A training after its warm-up, the batches that follow, and the number of its steps."""
+        self.bar.set_postfix_str(row.training)
+        training = Training(Config(row, batch_size=size), fused=self.fused)
+        batches = self.batches(size)
+        return training, batches, warm_up(training, batches, self.steps)
+
+    def step(self, row: Row, size: int) -> tuple[dict[str, float], hop.Network]:
+        """Medians of both routes and of the bare products, iterations and work of the fast one; and the network."""
+        training, batches, steps = self.trained(row, size)
+        slow, state, evaluations = straightforward(training), deepcopy(training.state_dict()), []
+        batch = next(batches)
+
+        def prepare() -> None:
+            nonlocal batch
+            batch = next(batches)
+            training.load_state_dict(deepcopy(state))
+
+        def fast() -> None:
+            evaluations.append(training.step(*batch)[0].evaluations / size)
+
+        candidates: dict[str, Callable[[], object]] = {
+            "fast": fast,
+            "straightforward": lambda: slow.step(*batch),
+            "iterations": products(slow.net, size, 10),
+            "ends": ends(slow.net, size),
+        }
+        t = compare(candidates, self.seconds, prepare=prepare)
+        net, mean = slow.net, statistics.mean(evaluations)
+        iterations = mean + backward_steps(net, row)
+        work = size * (2 * net.layers[0] * net.layers[1] + (iterations + 1) * net.multiply_adds())
+        bare = iterations * t["iterations"] / 10 + t["ends"]
+        return {
+            "fast": t["fast"],
+            "straightforward": t["straightforward"],
+            "ratio": t["straightforward"] / t["fast"],
+            "evaluations": mean,
+            "backward_steps": backward_steps(net, row),
+            "multiply_adds": work,
+            "gflops": 2 * work / t["fast"] / 1e9,
+            "products": bare,
+            "share": bare / t["fast"],
+            "gradients_differ": difference([gradient(training.net)], [gradient(net)]),
+            "warm_up": steps,
+        }, net
+
+    @torch.no_grad()
+    def inference(self, row: Row, net: hop.Network, images: int, size: int = 500) -> dict[str, float]:
+        """Seconds to classify so many test images: until each has converged to 1e-4, against the fixed iterations."""
+        self.bar.set_postfix_str(f"{row.training}, inference")
+        x = iter(self.data.test.x[:images].split(size))
+        batch, evaluations = self.data.test.x[:size], []
+        labels: dict[str, list[Tensor]] = {"fast": [], "straightforward": []}
+
+        def prepare() -> None:
+            nonlocal batch
+            batch = next(x)
+
+        def fast() -> None:
+            sol = hop.solve(net, batch, SOLVERS[row.solver], even_odd=row.even_odd, tol=1e-4)
+            labels["fast"].append(sol.output.argmax(1))
+            evaluations.append(sol.evaluations / len(batch))
+
+        def slow() -> None:
+            labels["straightforward"].append(output(net, row, equilibrium(net, row, batch)[0]).argmax(1))
+
+        rounds = math.ceil(images / size)
+        t = compare({"fast": fast, "straightforward": slow}, 0, prepare=prepare, rounds=rounds)
+        same = torch.cat(labels["fast"]) == torch.cat(labels["straightforward"])
+        return {
+            **{name: rounds * seconds for name, seconds in t.items()},
+            "ratio": t["straightforward"] / t["fast"],
+            "evaluations": statistics.mean(evaluations),
+            "same_class": float(same.double().mean()),
+            "images": images,
+        }
+
+
+# -- the tables -------------------------------------------------------------------------------------------------
+
+
+def show(title: str = "", *cells: str) -> None:
+    """A line above the progress bar."""
+    tqdm.write(f"{title:<26}" + "".join(f"{c:>12}" for c in cells) if cells else title, file=sys.stdout)
+    sys.stdout.flush()
+
+
+HEAD = ("fast", "straightfwd", "ratio", "evaluations")
+
+
+def cells(r: dict[str, float], unit: str = "ms") -> list[str]:
+    """What all tables show: both times, their ratio, and the evaluations of the map a sample in the fast route."""
+    scale = 1e3 if unit == "ms" else 1
+    times = [f"{scale * r[name]:.1f} {unit}" for name in ("fast", "straightforward")]
+    return [*times, f"{r['ratio']:.1f}", f"{r['evaluations']:.1f}"]
+
+
+def trainings(bench: Bench, names: Sequence[str]) -> tuple[dict[str, dict[str, float]], dict[str, hop.Network]]:
+    """One line for each training of the table."""
+    show("a training step", *HEAD, "+ backward", "1e9 madd", "GFLOP/s", "of matmul", "Δ gradient")
+    found, nets = {}, {}
+    for name in names:
+        row = ROWS[TRAININGS[name][-1]]
+        agreement = check(row)
+        r, nets[name] = bench.step(row, bench.batch)
+        found[name] = {**r, "check": agreement, "epochs": row.epoch}
+        work = [f"{r['backward_steps']}", f"{r['multiply_adds'] / 1e9:.2f}", f"{r['gflops']:.1f}", f"{r['share']:.0%}"]
+        mark = "" if r["warm_up"] == bench.steps else f" (at {r['warm_up']})"
+        show(name + mark, *cells(r), *work, f"{r['gradients_differ']:.0e}")
+        bench.bar.update()
+    if any(r["warm_up"] < bench.steps for r in found.values()):
+        show("(at n): the next step makes the weights infinite or NaN; timed at those after n steps")
+    return found, nets
+
+
+def whole_table(found: dict[str, dict[str, float]]) -> dict[str, float]:
+    """The cost of all trainings in hours: one seed on one core by both routes, all seeds on all cores by the fast."""
+    hours = {k: sum(r[k] * STEPS * r["epochs"] for r in found.values()) / 3600 for k in ("fast", "straightforward")}
+    return {
+        "fast_hours": hours["fast"],
+        "straightforward_hours": hours["straightforward"],
+        "ratio": hours["straightforward"] / hours["fast"],
+        "projected_hours": hours["fast"] * SEEDS / CORES,
+    }
+
+
+def inference(bench: Bench, nets: dict[str, hop.Network], images: int) -> dict[str, dict[str, float]]:
+    """One line for each of the networks."""
+    show()
+    show(f"{images} test images to 1e-4", *HEAD, "same class")
+    found = {}
+    for name, net in nets.items():
+        r = found[name] = bench.inference(ROWS[TRAININGS[name][-1]], net, images)
+        show(name, *cells(r, "s"), f"{r['same_class']:.1%}")
+        bench.bar.update()
+    return found
+
+
+def scaling(bench: Bench) -> dict[str, dict[str, dict[str, float]]]:
+    """How the cost of a HAM-EO step grows with width, depth and batch."""
+    row = Row("HAM", LAYERS[5], even_odd=True)
+    tables = {
+        "width": {name: (layers, bench.batch) for name, layers in WIDTHS.items()},
+        "depth": {name: (layers, bench.batch) for name, layers in DEPTHS.items()},
+        "batch": {f"{size}": (LAYERS[5], size) for size in BATCHES},
+    }
+    cost: dict[tuple[tuple[int, ...], int], dict[str, float]] = {}
+    for title, cases in tables.items():
+        show()
+        show(f"HAM-EO step by {title}", *HEAD)
+        for name, (layers, size) in cases.items():
+            if (layers, size) not in cost:
+                cost[layers, size] = bench.step(replace(row, layers=layers), size)[0]
+            show(name, *cells(cost[layers, size]))
+            bench.bar.update()
+    return {title: {name: cost[case] for name, case in cases.items()} for title, cases in tables.items()}
+
+
+def options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--rows", nargs="*", default=[], help="trainings, by name or prefix*; all by default")
+    parser.add_argument("--warm-up", type=int, default=40, help="steps of training before the clock starts")
+    parser.add_argument("--seconds", type=float, default=1.0, help="per candidate; at least 5 rounds")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--images", type=int, default=2000, help="test images to classify")
+    parser.add_argument("--json", type=Path, help="where to save all numbers")
+    return parser.parse_args()
+
+
+def main() -> None:
+    args = options()
+    torch.set_num_threads(args.threads)
+    names, fused = select(args.rows), can_compile()
+    classified = [n for n in names if ROWS[TRAININGS[n][-1]].label in ("HAM", "HAM-EO-DEQ")]
+    units = len(names) + len(classified) + len(WIDTHS) + len(DEPTHS) + len(BATCHES)
+    settings = {"device": str(hop.default_device()), "torch": torch.__version__, "data": "mnist", "compiled": fused}
+    settings |= {k: v for k, v in vars(args).items() if k not in ("rows", "json")}
+    with tqdm(total=units, file=sys.stderr, desc="benchmark", dynamic_ncols=True) as bar:
+        bench = Bench(hop.load_data("mnist"), args.warm_up, args.seconds, args.batch, fused, bar)
+        show(", ".join(f"{k.replace('_', '-')} {v}" for k, v in settings.items()))
+        show()
+        steps, nets = trainings(bench, names)
+        classes = inference(bench, {n: nets[n] for n in classified}, args.images)
+        growth = scaling(bench)
+    table = whole_table(steps)
+    show()
+    show(
+        f"{len(steps)} trainings, one seed on one core: straightforward {table['straightforward_hours']:.1f} h, "
+        f"fast {table['fast_hours']:.1f} h, ratio {table['ratio']:.1f}; "
+        f"fast, {SEEDS} seeds on {CORES} cores: {table['projected_hours']:.1f} h"
+    )
+    if args.json:
+        numbers = {"settings": settings, "trainings": steps, "table": table, "inference": classes, "scaling": growth}
+        args.json.write_text(json.dumps(numbers, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,243 @@
+"""The batch: which trainings are wanted, which records are missing and why, and the runner of one of them.
+
+    python -m hoplib.batch run 3-HAM-EO 0       train one row at one seed, through notebook 07 and papermill
+    python -m hoplib.batch status               what is done, running, missing, failed; and the time left
+
+The Snakefile asks `Plan` what is missing; Snakemake does the rest (parallel jobs, retries, logs, clusters).
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from . import train
+from .table import MODELS, get_row, select
+from .train import Config, RunError, record_path, why_not
+
+ROOT = Path(__file__).resolve().parent.parent
+NOTEBOOK = ROOT / "notebooks" / "07_train.ipynb"
+SIZES = ("layers", "epochs", "train_images", "test_images", "tol")  # what makes a run other than the table's
+
+
+@dataclass(frozen=True)
+class Job:
+    """One training at one seed, and the rows (name → epoch) that it has to leave a record of."""
+
+    training: str
+    config: Config
+    rows: dict[str, int]
+
+    @property
+    def seed(self) -> int:
+        return self.config.seed
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The jobs that `rows` × `seeds` ask for, and the folder `output` that holds runs/, checkpoints/ and logs/."""
+
+    rows: tuple[str, ...] = ()
+    seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
+    data: str = "mnist"
+    output: Path = ROOT / "results"
+    sizes: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def parse(cls, options: Mapping[str, Any]) -> Plan:
+        """From strings, as the command line or Snakemake gives them; an unknown option or value is an error."""
+        known = {"rows", "seeds", "data", "output", *SIZES}
+        unknown = [k for k in options if k not in known]
+        if unknown:
+            raise ValueError(f"unknown option {unknown[0]!r}; choose from {', '.join(sorted(known))}")
+        given = {k: str(v) for k, v in options.items() if v not in (None, "")}
+        data = given.get("data", "mnist")
+        output = Path(given.get("output") or (ROOT / "results" if data == "mnist" else ROOT / "results" / data))
+        try:
+            seeds = [int(s) for s in given.get("seeds", "0 1 2 3 4").replace(",", " ").split()]
+            sizes: dict[str, Any] = {k: int(given[k]) for k in SIZES[1:4] if k in given}
+            if "layers" in given:
+                sizes["layers"] = [int(n) for n in given["layers"].replace(",", " ").split()]
+            if "tol" in given:
+                sizes["tol"] = float(given["tol"])
+        except ValueError as e:
+            raise ValueError(f"seeds, layers, epochs and images must be integers, tol a number: {e}") from None
+        rows = tuple(given.get("rows", "").replace(",", " ").split())
+        plan = cls(rows, tuple(dict.fromkeys(seeds)), data, output.resolve(), sizes)
+        plan.jobs()  # raises on a wrong value
+        return plan
+
+    def job(self, training: str, seed: int) -> Job:
+        return Job(training, *train.configure(training, seed, data=self.data, **self.sizes))
+
+    def jobs(self) -> list[Job]:
+        return [self.job(training, seed) for training in select(self.rows) for seed in self.seeds]
+
+    def why(self, job: Job) -> str:
+        """Why the job has to run: the first of its records that does not count. "" if all do."""
+        reasons = {name: why_not(self.record(name, job.seed), job.config, epoch) for name, epoch in job.rows.items()}
+        return next((f"{name}: {reason}" for name, reason in reasons.items() if reason), "")
+
+    def record(self, row: str, seed: int) -> Path:
+        return record_path(self.output / "runs", row, seed)
+
+    def log(self, job: Job) -> Path:
+        return self.output / "logs" / job.training / f"seed-{job.seed}.log"
+
+    def progress(self, job: Job) -> dict[str, Any] | None:
+        """The heartbeat of a run that is alive, else None."""
+        path = self.output / "checkpoints" / job.training / f"seed-{job.seed}.progress"
+        with contextlib.suppress(OSError, ValueError):
+            beat: dict[str, Any] = json.loads(path.read_text())
+            return beat if time.time() - beat["time"] < 120 else None
+        return None
+
+    def parameters(self, job: Job) -> dict[str, Any]:
+        """The parameters of notebook 07."""
+        c = job.config
+        return {
+            "row": job.training,
+            "seed": job.seed,
+            "epochs": max(job.rows.values()),
+            "data": c.data,
+            "layers": list(c.row.layers),
+            "train_images": c.train_images,
+            "test_images": c.test_images,
+            "tol": c.tol,
+            "output": str(self.output),
+        }
+
+    def arguments(self) -> list[str]:
+        """The options of `python -m hoplib.batch run` that give this plan again."""
+        values = {"data": self.data, "output": self.output, **self.sizes}
+        text = {k: " ".join(map(str, v)) if isinstance(v, list) else str(v) for k, v in values.items()}
+        return [f"--{k.replace('_', '-')}={v}" for k, v in text.items()]
+
+
+def run_job(plan: Plan, job: Job) -> None:
+    """Execute notebook 07 for one job. Success means that its records are there and valid, nothing else does."""
+    from .paper import run
+
+    if plan.why(job):
+        executed = plan.output / "logs" / job.training / f"seed-{job.seed}.ipynb"
+        run(NOTEBOOK, executed, plan.parameters(job))
+    if reason := plan.why(job):
+        raise RunError(f"the notebook ended, but the record does not count ({reason})")
+
+
+# -- status -----------------------------------------------------------------------------------------------------
+
+
+def cost(job: Job) -> float:
+    """A rough guess of what a training costs, in units of its own: products and element-wise work an iteration."""
+    row = job.config.row
+    net = MODELS[row.model](row.layers, device="meta")
+    local = 20 if row.model == "CHN" and row.even_odd else 4 if row.solver == "anderson" else 2
+    steps = max(job.rows.values()) * (job.config.train_images // job.config.batch_size)
+    return steps * net.max_iter(row.even_odd) * (net.multiply_adds() + 300 * local * net.N)
+
+
+def seconds(plan: Plan, job: Job) -> float | None:
+    """How long the training took, by its record."""
+    last = max(job.rows, key=lambda name: job.rows[name])
+    with contextlib.suppress(OSError, ValueError, KeyError):
+        return float(json.loads(plan.record(last, job.seed).read_text())["seconds"]["training"])
+    return None
+
+
+def status(plan: Plan, workers: int) -> str:
+    """A line for every training, a word for every seed, and the time that the rest will take."""
+    jobs, left = plan.jobs(), 0.0
+    lines: list[str] = []
+    failures: list[str] = []
+    done = {(j.training, j.seed): seconds(plan, j) for j in jobs if not plan.why(j)}
+    known = {t: [s for (u, _), s in done.items() if u == t and s] for t in {j.training for j in jobs}}
+    rates = [s / cost(j) for j in jobs if (s := done.get((j.training, j.seed)))]
+    rate = sum(rates) / len(rates) if rates else None
+    counts = dict.fromkeys(("done", "running", "failed", "changed", "missing"), 0)
+    for training in select(plan.rows):
+        words = []
+        for job in (j for j in jobs if j.training == training):
+            expected = sum(known[training]) / len(known[training]) if known[training] else rate and rate * cost(job)
+            beat = plan.progress(job)
+            if (training, job.seed) in done:
+                kind, word, rest = "done", "done", 0.0
+            elif beat:
+                share = (beat["epoch"] - 1 + beat["step"] / beat["steps"]) / beat["epochs"]
+                kind, word, rest = "running", f"{share:.0%}", beat["seconds_left"]
+            else:
+                failed = plan.log(job).with_suffix(".failed").exists()
+                failures += [f"failed: see {os.path.relpath(plan.log(job))}"] * failed
+                reason = plan.why(job).split(": ", 1)[1]
+                kind = "failed" if failed else "missing" if reason == "missing" else "changed"
+                word, rest = kind if kind != "changed" else reason, expected or 0.0
+            counts[kind] += 1
+            left += rest
+            words.append(word)
+        lines.append(f"{training:26}" + "".join(f"{w:>12}" for w in words))
+    header = f"{'seed':26}" + "".join(f"{s:>12}" for s in plan.seeds)
+    total = ", ".join(f"{n} {kind}" for kind, n in counts.items() if n)
+    time_left = f"about {_hours(left / workers)} left on {workers} workers" if left else ""
+    unknown = "" if rate or not (counts["missing"] + counts["failed"]) else " (no finished run to estimate from)"
+    return "\n".join([header, *lines, "; ".join(filter(None, [total, time_left])) + unknown, *failures])
+
+
+def _hours(seconds: float) -> str:
+    return f"{seconds / 3600:.1f} h" if seconds > 5400 else f"{max(seconds / 60, 1):.0f} min"
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m hoplib.batch", description=(__doc__ or "").split("\n")[0])
+    commands = parser.add_subparsers(dest="command", required=True)
+    one = commands.add_parser("run", help="train one row at one seed")
+    one.add_argument("row")
+    one.add_argument("seed", type=int)
+    state = commands.add_parser("status", help="what is done, running, missing, failed")
+    state.add_argument("--rows", default="", help="names, or prefixes such as 3-*; default: all")
+    state.add_argument("--seeds", default="", help="default: 0 1 2 3 4")
+    for command in (one, state):
+        for name in ("data", "output", *SIZES):
+            command.add_argument(f"--{name.replace('_', '-')}", default="")
+    options = vars(parser.parse_args(argv))
+    workers = torch.cuda.device_count() or os.cpu_count() or 1
+    try:
+        if options.pop("command") == "status":
+            print(status(Plan.parse(options), workers))
+            return 0
+        row, seed = get_row(options.pop("row")).training, options.pop("seed")
+        plan = Plan.parse({**options, "rows": row, "seeds": seed})
+        job = plan.job(row, seed)
+    except ValueError as e:
+        print(f"error: {e}", file=sys.stderr)
+        return 2
+    failed = plan.log(job).with_suffix(".failed")
+    try:
+        with contextlib.suppress(OSError):
+            failed.unlink(missing_ok=True)
+        run_job(plan, job)
+    except Exception as e:
+        print(f"error: {e}", file=sys.stderr)
+        with contextlib.suppress(OSError, RunError):
+            train.write(failed, f"{e}\n".encode())
+        return 1
+    for name in job.rows:
+        record = json.loads(plan.record(name, seed).read_text())
+        print(
+            f"{name}, seed {seed}, {record['data']}: {record['test_accuracy']:.2%} of the test images right, "
+            f"{record['iterations_mean']:.1f} iterations"
+        )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,427 @@
+"""The table is the paper's, a training step is what it claims to be, and a run survives what can happen to it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import tiny
+
+import hoplib as hop
+from hoplib import table, train
+
+SMALL = {"layers": (784, 16, 10), "train_images": 640, "test_images": 200}
+DEEP = [(784, 16, 10), (784, 20, 12, 8, 10)]
+
+
+@pytest.fixture(scope="module")
+def data():
+    return hop.load_data("mnist", device="cpu")
+
+
+def small(row="3-HAM-EO", epochs=2, **changes):
+    return train.configure(row, epochs=epochs, **{**SMALL, **changes})
+
+
+def run(folder, row="3-HAM-EO", epochs=2, data=None, **changes):
+    config, rows = small(row, epochs, **changes)
+    return train.run(config, rows, folder / "runs", folder / "checkpoints", device="cpu", data=data)
+
+
+def same(a, b):
+    """Equal but for the seconds."""
+    a, b = (json.loads(Path(p).read_text()) for p in (a, b))
+    for record in (a, b):
+        record.pop("seconds")
+        for epoch in record["history"]:
+            epoch.pop("seconds")
+    return a == b
+
+
+class TestTable:
+    def test_it_has_the_papers_rows(self):
+        assert len([r for r in table.ROWS.values() if r.readout == "output"]) == 17
+        assert len(table.ROWS) == 19
+        assert len(table.TRAININGS) == 18
+        assert table.TRAININGS["3-CHN"] == ["3-CHN-3-epochs", "3-CHN"]
+        assert {r.epoch for r in table.ROWS.values()} == {3, 4, 10}
+
+    def test_the_networks_have_the_papers_size(self):
+        """2000 neurons of state in every network, 10 of them the output."""
+        assert {sum(layers[1:]) for layers in table.LAYERS.values()} == {2000}
+        assert {layers[-1] for layers in table.LAYERS.values()} == {10}
+
+    def test_its_speedups_follow_from_its_iterations(self):
+        """Base iterations / iterations, an even-odd CHN iteration counting 20: the data are typed in right."""
+        base = {"3-CHN": "3-CHN-3-epochs", "3-HAM": "3-HAM", "5-HAM": "5-HAM", "7-HAM": "7-HAM"}
+        for row in table.ROWS.values():
+            reference = table.ROWS[base[f"{len(row.layers)}-{row.model}"]].published
+            weight = 20 if row.model == "CHN" and row.even_odd else 1
+            ours = reference.iterations / (row.published.iterations * weight)
+            assert ours == pytest.approx(row.published.speedup, abs=0.06)
+
+    def test_the_schedule_is_kept_by_rows_that_stop_early(self, data):
+        config, _ = small("3-CHN-DEQ")
+        training = train.Training(config, torch.device("cpu"))
+        rates = []
+        for _ in range(4):
+            rates.append(training.optimizer.param_groups[0]["lr"])
+            training.optimizer.step()
+            training.schedule.step()
+        assert rates == pytest.approx([0.01 * (1 - 0.9 * e / 9) for e in range(4)])
+
+    @pytest.mark.parametrize(
+        ("names", "count"), [([], 18), (["3-*"], 10), (["3-CHN-3-epochs", "3-CHN"], 1), (["5-HAM", "7-*"], 5)]
+    )
+    def test_a_selection_is_a_set_of_trainings(self, names, count):
+        assert len(table.select(names)) == count
+
+    @pytest.mark.parametrize(
+        ("make", "message"),
+        [
+            (lambda: table.get_row("3-HAMM"), "unknown row '3-HAMM'; choose from 3-CHN"),
+            (lambda: table.Row("RBM", (784, 10)), "unknown model 'RBM'; choose from CHN, HAM"),
+            (lambda: table.Row("HAM", (784, 10), "newton"), "unknown solver 'newton'"),
+            (lambda: small(epochs=0), "epochs must lie between 1 and 10"),
+            (lambda: small(epochs=11), "epochs must lie between 1 and 10"),
+            (lambda: small(layers=(100, 10)), "784 input and 10 output"),
+            (lambda: small(data="cifar"), "unknown data set 'cifar'"),
+            (lambda: small(train_images=60_001), "train_images must be an integer from 1 to 60000"),
+            (lambda: small(seed=-1), "seed must be"),
+            (lambda: small(tol=0.1), "tol must lie between"),
+        ],
+    )
+    def test_wrong_values_are_named(self, make, message):
+        with pytest.raises(ValueError, match=message):
+            make()
+
+
+class TestStep:
+    @pytest.mark.parametrize("layers", DEEP)
+    def test_half_of_a_synchronous_ham_gives_its_output_and_gradient(self, layers):
+        """The output after n synchronous Picard steps, to rounding; and the paper's gradient, where they converge."""
+        net, x = tiny(hop.HAM, layers, scale=0.3, batch=6)
+        row = replace(table.get_row("3-HAM"), layers=layers)
+        y = torch.nn.functional.one_hot(torch.arange(6), 10).double()
+        gradients = []
+        for solve in (
+            lambda: train.equilibrium(net, x, row, 1e-30),
+            lambda: hop.solve(net, x, early_stop=False, backward=hop.RecurrentBackprop()),
+        ):
+            net.zero_grad()
+            sol = solve()
+            hop.loss(sol.output, y).backward()
+            gradients.append([p.grad.clone() for p in net.parameters()])
+        for ours, papers in zip(*gradients, strict=True):
+            torch.testing.assert_close(ours, papers, rtol=1e-6, atol=1e-9)
+        with torch.no_grad():
+            ours = train.equilibrium(net, x, row, 1e-30).output
+            torch.testing.assert_close(ours, hop.solve(net, x, early_stop=False).output, rtol=1e-12, atol=1e-14)
+
+    @pytest.mark.parametrize("row", table.TRAININGS)
+    def test_the_gradient_of_every_row_is_the_papers(self, row):
+        """The early end, the closed-form adjoint and the half HAM against k more steps with autograd on."""
+        row = replace(table.get_row(row), layers=(784, 14, 9, 8, 10) if row[0] == "5" else (784, 14, 10))
+        net, x = tiny(table.MODELS[row.model], row.layers, scale=0.4, batch=6)
+        y = torch.nn.functional.one_hot(torch.arange(6), 10).double()
+        gradients = []
+        for how in ("ours", "paper"):
+            net.zero_grad()
+            if how == "ours":
+                sol = train.equilibrium(net, x, row, 1e-13)
+            else:
+                solver = hop.Anderson(relative=True, mu=1e-12) if row.solver == "anderson" else hop.Picard()
+                sol = hop.solve(net, x, solver, even_odd=row.even_odd, max_iter=400, early_stop=False)
+                sol = hop.solve(net, x, even_odd=row.even_odd, s0=sol.state, backward=hop.RecurrentBackprop())
+            hop.loss(train.readout(net, sol.state, row), y).backward()
+            gradients.append([p.grad.clone() for p in net.parameters()])
+        for ours, papers in zip(*gradients, strict=True):
+            torch.testing.assert_close(ours, papers, rtol=1e-4, atol=1e-7)
+
+    def test_the_published_readout_is_ten_hidden_neurons(self):
+        net = hop.CHN([784, 30, 10], seed=0, device="cpu")
+        s = torch.arange(40.0)[None]
+        row = table.get_row("3-CHN-EO-published")
+        assert train.readout(net, s, row).tolist() == [list(range(20, 30))]
+        assert train.readout(net, s, replace(row, readout="output")).tolist() == [list(range(30, 40))]
+        flat = hop.EvenOdd(net, torch.zeros(1, 784)).cut(s)  # [s_even; s_odd]
+        assert torch.equal(flat[:, -10:], train.readout(net, s, row))
+
+    def test_golden(self):
+        """Three steps of every training, in float64. If this fails, trained networks change: raise NUMERICS in
+        hoplib/train.py, and write the file anew with `python tests/test_train.py`."""
+        stored = json.loads(GOLDEN.read_text())
+        assert stored["numerics"] == train.NUMERICS
+        found = golden()
+        assert found.keys() == stored["values"].keys()
+        for name, values in found.items():
+            assert values == pytest.approx(stored["values"][name], rel=1e-7), name
+
+
+GOLDEN = Path(__file__).with_name("golden.json")
+
+
+def golden():
+    """Losses and weights after three steps of each training, on a fixed batch."""
+    x = torch.rand(8, 784, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    y = torch.nn.functional.one_hot(torch.arange(8), 10).double()
+    values = {}
+    for name in table.TRAININGS:
+        row = table.get_row(name)
+        row = replace(row, layers=(784, *[24, 20, 18, 16, 14][: len(row.layers) - 2], 10))
+        training = train.Training(train.Config(row), torch.device("cpu"))
+        training.net.double()
+        training.optimizer = hop.Madam(training.net.parameters(), lr=row.lr)
+        losses = [training.step(x, y)[2].item() for _ in range(3)]
+        values[name] = [*losses, *(p.abs().sum().item() for p in training.net.parameters())]
+    return values
+
+
+class TestMeasurement:
+    @pytest.mark.parametrize("row", ["3-HAM", "3-HAM-EO-DEQ", "3-CHN", "3-CHN-EO"])
+    def test_it_counts_as_the_paper_does(self, row, data):
+        """Against a loop over samples and iterations that follows the protocol word by word."""
+        row = replace(table.get_row(row), layers=(784, 12, 10))
+        net = table.MODELS[row.model](row.layers, seed=0, device="cpu", dtype=torch.float64)
+        data = replace(data, test=replace(data.test, x=data.test.x.double()))
+        measured = train.evaluate(net, row, data, images=40, batch=25)
+        x, n = data.test.x[:40], net.max_iter(row.even_odd)
+        with torch.no_grad():
+            f = (hop.EvenOdd if row.even_odd else hop.Synchronous)(net, x, net.relaxation(row.even_odd))
+            values = hop.trajectory(f, f.start(), table.SOLVERS[row.solver], iterations=n)
+            last = f.join(values[-1])
+        residuals = torch.stack([(b - a).norm(dim=1) / b.norm(dim=1) for a, b in zip(values, values[1:], strict=False)])
+        counts = []
+        for sample in residuals.T.tolist():
+            below = [i for i, r in enumerate(sample) if r < 1e-4]
+            counts.append(below[0] if below else n - 1)
+        assert measured["iterations_mean"] == pytest.approx(np.mean(counts))
+        assert measured["iterations_std"] == pytest.approx(np.std(counts))
+        assert measured["not_converged"] == np.mean([c == n - 1 for c in counts])
+        assert measured["test_accuracy"] == (net.layer(last, -1).argmax(1) == data.test.label[:40]).float().mean()
+        assert measured["histogram"].shape == (n - 1, 400)
+        assert measured["histogram"][0].sum() == 40
+        where = measured["histogram"][5].nonzero()[0]
+        logs = residuals[5].log10()
+        assert train.BINS[where[0]] == pytest.approx(logs.min().item(), abs=0.03)
+        assert train.BINS[where[-1]] == pytest.approx(logs.max().item(), abs=0.03)
+        assert list(measured["criteria"]) == [f"{c:.3g}" for c in train.CRITERIA]
+        assert measured["criteria"]["0.0001"] == measured["iterations_mean"]
+
+    def test_a_state_that_is_no_equilibrium_is_seen(self, data):
+        """Local steps that fall into a 2-cycle converge to nothing: the equation says so."""
+        row = replace(table.get_row("3-CHN-EO"), layers=(784, 12, 10))
+        net = hop.CHN(row.layers, seed=0, device="cpu")
+        with torch.no_grad():
+            net.W[0].mul_(30)
+        assert train.evaluate(net, row, data, images=20)["equation_error"]["max"] > 1e-2
+
+
+class TestRun:
+    def test_a_record_has_what_it_must_have(self, tmp_path, data):
+        (path,) = run(tmp_path, data=data)
+        record = json.loads(path.read_text())
+        assert path == tmp_path / "runs" / "3-HAM-EO" / "seed-0.json"
+        assert record["epoch"] == len(record["history"]) == 2
+        assert record["config"]["layers"] == [784, 16, 10]
+        assert record["config"]["numerics"] == train.NUMERICS
+        assert record["versions"]["torch"] == torch.__version__
+        for name in ("row", "seed", "data", "test_accuracy", "iterations_mean", "iterations_std", "not_converged"):
+            assert name in record
+        for name in ("criteria", "multiply_adds", "seconds", "device"):
+            assert name in record
+        assert path.with_suffix(".npz").stat().st_size < 20_000
+        assert len(list(tmp_path.rglob(".*"))) == 0, "no leftovers"
+
+    def test_two_rows_of_one_training(self, tmp_path, data):
+        early, late = run(tmp_path, "3-CHN", 4, data)
+        assert [json.loads(p.read_text())["epoch"] for p in (early, late)] == [3, 4]
+        (alone,) = run(tmp_path / "alone", "3-CHN-3-epochs", 4, data)
+        assert same(alone, early)
+
+    def test_repeats_are_bitwise_equal_and_seeds_are_not(self, tmp_path, data):
+        a, b, c = (run(tmp_path / d, data=data, seed=s)[0] for d, s in (("a", 0), ("b", 0), ("c", 1)))
+        assert same(a, b)
+        assert not same(a, c)
+        assert Path(a).with_suffix(".npz").read_bytes() == Path(b).with_suffix(".npz").read_bytes()
+
+    def test_a_finished_run_trains_nothing(self, tmp_path, data):
+        (path,) = run(tmp_path, data=data)
+        before = path.read_bytes()
+        with pytest.warns(UserWarning, match="nothing was trained"):
+            run(tmp_path, data=data)
+        assert path.read_bytes() == before
+
+    @pytest.mark.parametrize("row", ["3-HAM-EO", "3-CHN-EO-DEQ-published"])
+    def test_a_run_cut_off_between_epochs_resumes_bitwise(self, tmp_path, data, row):
+        config, rows = small(row, 3)
+        whole = train.Training(config, torch.device("cpu"))
+        part = train.Training(config, torch.device("cpu"))
+        for _ in range(3):
+            whole.train_epoch(data, 3, lambda _: None)
+        part.train_epoch(data, 3, lambda _: None)
+        train.save_checkpoint(part, tmp_path / "c.pt")
+        resumed = train.Training(config, torch.device("cpu"))
+        assert train.load_checkpoint(resumed, tmp_path / "c.pt")
+        for _ in range(2):
+            resumed.train_epoch(data, 3, lambda _: None)
+        for a, b in zip(whole.net.parameters(), resumed.net.parameters(), strict=True):
+            assert torch.equal(a, b)
+
+    def test_a_run_killed_at_any_instant_resumes_to_the_same_record(self, tmp_path, data):
+        """A real kill -9, three times: soon after the start, in the middle of an epoch, between two."""
+        (undisturbed,) = run(tmp_path / "whole", epochs=4, data=data, train_images=6400)
+        script = (
+            "import sys, torch; from pathlib import Path; from hoplib import train; torch.set_num_threads(1)\n"
+            "config, rows = train.configure('3-HAM-EO', epochs=4, layers=(784, 16, 10), train_images=6400,"
+            " test_images=200)\n"
+            "root = Path(sys.argv[1]); train.run(config, rows, root / 'runs', root / 'checkpoints', device='cpu')"
+        )
+        folder = tmp_path / "killed"
+        checkpoint = folder / "checkpoints" / "3-HAM-EO" / "seed-0.pt"
+        before = None
+        for _ in range(2):
+            process = subprocess.Popen([sys.executable, "-c", script, str(folder)])
+            wait_for(lambda before=before: checkpoint.exists() and checkpoint.stat().st_mtime_ns != before, process)
+            time.sleep(0.05)
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+            before = checkpoint.stat().st_mtime_ns
+        (resumed,) = run(folder, epochs=4, data=data, train_images=6400)
+        assert same(undisturbed, resumed)
+
+    def test_a_second_run_waits_for_the_first(self, tmp_path, data):
+        from filelock import FileLock
+
+        lock = tmp_path / "checkpoints" / "3-HAM-EO" / "seed-0.lock"
+        lock.parent.mkdir(parents=True)
+        with FileLock(lock):
+            process = subprocess.Popen(
+                [sys.executable, "-m", "hoplib.batch", "run", "3-HAM-EO", "0", f"--output={tmp_path}"],
+                stderr=subprocess.DEVNULL,
+            )
+            time.sleep(1)
+            process.kill()
+            process.wait()
+        assert not (tmp_path / "runs" / "3-HAM-EO" / "seed-0.json").exists()
+
+
+def wait_for(condition, process=None, seconds=120):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not happen"
+        assert process is None or process.poll() is None, "the process ended first"
+        time.sleep(0.01)
+
+
+class TestTrouble:
+    def test_a_changed_configuration_or_numerics_starts_over(self, tmp_path, data, monkeypatch):
+        (path,) = run(tmp_path, data=data)
+        config, _ = small()
+        assert train.why_not(path, config, 2) == ""
+        assert train.why_not(path, replace(config, tol=1e-7), 2) == "changed: tol"
+        assert train.why_not(path, config, 3) == "changed: epoch"
+        monkeypatch.setattr(train, "NUMERICS", 99)
+        assert train.why_not(path, config, 2) == "numerics 1, now 99"
+        assert not train.load_checkpoint(
+            train.Training(config, torch.device("cpu")), tmp_path / "checkpoints" / "3-HAM-EO" / "seed-0.pt"
+        )
+
+    def test_a_damaged_record_does_not_count(self, tmp_path, data):
+        (path,) = run(tmp_path, data=data)
+        config, _ = small()
+        path.with_suffix(".npz").write_bytes(b"no zip")
+        assert train.why_not(path, config, 2) == "damaged"
+        (path,) = run(tmp_path, data=data)
+        assert train.why_not(path, config, 2) == ""
+        path.write_text(path.read_text()[:100])
+        assert train.why_not(path, config, 2) == "damaged"
+
+    def test_a_damaged_checkpoint_is_named(self, tmp_path, data):
+        (path,) = run(tmp_path, data=data, epochs=1)
+        checkpoint = tmp_path / "checkpoints" / "3-HAM-EO" / "seed-0.pt"
+        checkpoint.write_bytes(checkpoint.read_bytes()[:-2000])
+        before = path.read_bytes()
+        with pytest.raises(train.RunError, match=r"checkpoint .*seed-0.pt is damaged .*Delete it"):
+            run(tmp_path, data=data, epochs=2)
+        assert path.read_bytes() == before
+
+    def test_a_checkpoint_runs_no_code(self, tmp_path):
+        class Evil:
+            def __reduce__(self):
+                return os.mkdir, (str(tmp_path / "owned"),)
+
+        torch.save({"fingerprint": Evil()}, tmp_path / "evil.pt")
+        config, _ = small()
+        with pytest.raises(train.RunError, match="damaged"):
+            train.load_checkpoint(train.Training(config, torch.device("cpu")), tmp_path / "evil.pt")
+        assert not (tmp_path / "owned").exists()
+
+    def test_an_unwritable_folder_is_named_before_anything_is_trained(self, tmp_path):
+        (tmp_path / "runs").write_text("a file where a folder should be")
+        with pytest.raises(train.RunError, match=r"cannot write .*runs"):
+            run(tmp_path)
+        assert not (tmp_path / "checkpoints").exists()
+
+    def test_a_full_disk_loses_nothing(self, tmp_path, data):
+        disk = tmp_path / "disk"
+        disk.mkdir()
+        mount = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(disk)]
+        if subprocess.run(mount, capture_output=True).returncode:
+            pytest.skip("mounting a tmpfs needs root")
+        try:
+            (path,) = run(disk, data=data, epochs=1)
+            before = path.read_bytes()
+            (disk / "fill").write_bytes(bytes(250_000 - sum(f.stat().st_size for f in disk.rglob("*") if f.is_file())))
+            with pytest.raises(train.RunError, match="cannot write .*No space left on device"):
+                run(disk, data=data, epochs=2)
+            assert path.read_bytes() == before
+            assert train.load_checkpoint(
+                train.Training(small()[0], torch.device("cpu")), disk / "checkpoints" / "3-HAM-EO" / "seed-0.pt"
+            )
+            (disk / "fill").unlink()
+            (resumed,) = run(disk, data=data, epochs=2)
+        finally:
+            subprocess.run(["umount", str(disk)], check=True)
+        assert str(resumed).endswith("seed-0.json")
+
+    def test_a_loss_that_is_not_finite_stops_the_run(self, data):
+        config, _ = small()
+        training = train.Training(config, torch.device("cpu"))
+        with torch.no_grad():
+            training.net.b[-1].fill_(torch.inf)
+        with pytest.raises(train.RunError, match="no longer finite in epoch 1"):
+            training.train_epoch(data, 1, lambda _: None)
+
+    def test_no_gpu_is_said(self, tmp_path):
+        if torch.cuda.is_available():
+            pytest.skip("there is a GPU")
+        config, rows = small()
+        with pytest.raises(train.RunError, match="torch sees no GPU"):
+            train.run(config, rows, tmp_path, tmp_path, device="cuda")
+
+
+@pytest.mark.skipif(not train.can_compile(), reason="torch.compile needs a C++ compiler")
+def test_the_fused_optimizer_gives_the_same_numbers_to_rounding():
+    nets = [hop.HAM([784, 16, 10], seed=0, device="cpu") for _ in range(2)]
+    optimizers = [hop.Madam(net.parameters(), lr=0.01, fused=f) for net, f in zip(nets, (False, True), strict=True)]
+    g = torch.Generator().manual_seed(0)
+    for _ in range(3):
+        for a, b in zip(nets[0].parameters(), nets[1].parameters(), strict=True):
+            a.grad = torch.randn(a.shape, generator=g)
+            b.grad = a.grad.clone()
+        for optimizer in optimizers:
+            optimizer.step()
+    for a, b in zip(nets[0].parameters(), nets[1].parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=2e-6, atol=1e-8)
+
+
+if __name__ == "__main__":
+    GOLDEN.write_text(json.dumps({"numerics": train.NUMERICS, "values": golden()}, indent=1) + "\n")
