@@ -36,11 +36,9 @@ paper: setup  ## execute all notebooks in order; results in build/
 	$(BIN)/python -m hoplib.paper
 
 # What is asked of the table: ROWS="3-HAM 5-*" SEEDS="0 1" DATA=emnist; all by default. FLAGS go to snakemake.
-SNAKEMAKE = $(BIN)/snakemake --nolock --rerun-incomplete --keep-going --show-failed-logs --config \
-	rows="$(ROWS)" seeds="$(SEEDS)" data="$(DATA)" output="$(OUTPUT)" $(SIZES)
-
 table: setup  ## train what the table lacks; stop with Ctrl-C, go on with the same command
-	$(SNAKEMAKE) --cores all --quiet rules $(FLAGS)
+	@$(BIN)/snakemake --cores all $(FLAGS) \
+		--config rows="$(ROWS)" seeds="$(SEEDS)" data="$(DATA)" output="$(OUTPUT)" $(SIZES)
 
 status: setup  ## what of the table is done, running, missing, failed
 	@$(BIN)/python -m hoplib.batch status --rows "$(ROWS)" --seeds "$(SEEDS)" --data "$(DATA)" --output "$(OUTPUT)"

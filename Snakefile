@@ -16,6 +16,8 @@ try:
 except ValueError as e:
     raise WorkflowError(str(e)) from None
 missing = {f"{job.training}/seed-{job.seed}": job for job in plan.jobs() if plan.why(job)}
+if not missing:
+    print("every record that is asked for is there: nothing to train", file=sys.stderr)
 gpus = torch.cuda.device_count()
 if gpus:
     workflow.global_resources.setdefault("gpu", gpus)

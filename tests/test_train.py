@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -197,7 +198,7 @@ class TestMeasurement:
             f = (hop.EvenOdd if row.even_odd else hop.Synchronous)(net, x, net.relaxation(row.even_odd))
             values = hop.trajectory(f, f.start(), table.SOLVERS[row.solver], iterations=n)
             last = f.join(values[-1])
-        residuals = torch.stack([(b - a).norm(dim=1) / b.norm(dim=1) for a, b in zip(values, values[1:], strict=False)])
+        residuals = torch.stack([(b - a).norm(dim=1) / b.norm(dim=1) for a, b in pairwise(values)])
         counts = []
         for sample in residuals.T.tolist():
             below = [i for i, r in enumerate(sample) if r < 1e-4]
@@ -261,7 +262,7 @@ class TestRun:
 
     @pytest.mark.parametrize("row", ["3-HAM-EO", "3-CHN-EO-DEQ-published"])
     def test_a_run_cut_off_between_epochs_resumes_bitwise(self, tmp_path, data, row):
-        config, rows = small(row, 3)
+        config, _ = small(row, 3)
         whole = train.Training(config, torch.device("cpu"))
         part = train.Training(config, torch.device("cpu"))
         for _ in range(3):
@@ -380,7 +381,7 @@ class TestTrouble:
             (path,) = run(disk, data=data, epochs=1)
             before = path.read_bytes()
             (disk / "fill").write_bytes(bytes(250_000 - sum(f.stat().st_size for f in disk.rglob("*") if f.is_file())))
-            with pytest.raises(train.RunError, match="cannot write .*No space left on device"):
+            with pytest.raises(train.RunError, match=r"cannot write .*No space left on device"):
                 run(disk, data=data, epochs=2)
             assert path.read_bytes() == before
             assert train.load_checkpoint(

@@ -1,0 +1,250 @@
+"""The batch knows what is missing and why, survives kills, runs on Slurm; and errors are clear."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+from test_train import same, wait_for
+
+from hoplib import batch, paper, train
+from hoplib.batch import NOTEBOOK, Plan
+
+ROOT = Path(__file__).parent.parent
+TINY = {"layers": "784 16 10", "train_images": 640, "test_images": 100, "epochs": 1}
+
+
+def tiny_plan(tmp_path, **options):
+    return Plan.parse({"output": tmp_path, "rows": "3-HAM-EO", "seeds": "0", **TINY, **options})
+
+
+def records(plan):
+    return [plan.record(name, job.seed) for job in plan.jobs() for name in job.rows]
+
+
+def undisturbed(plan):
+    """The records of the same jobs, trained in this process."""
+    for job in plan.jobs():
+        train.run(job.config, job.rows, plan.output / "runs", plan.output / "checkpoints", device="cpu")
+    return records(plan)
+
+
+def make_table(plan, *flags, **popen):
+    """`make table` with the interpreter that runs the tests."""
+    sizes = " ".join(f"{k}='{' '.join(map(str, v)) if isinstance(v, list) else v}'" for k, v in plan.sizes.items())
+    command = [
+        *("make", "-o", "setup", "table", f"BIN={Path(sys.executable).parent}", f"OUTPUT={plan.output}"),
+        *(f"ROWS={' '.join(plan.rows)}", f"SEEDS={' '.join(map(str, plan.seeds))}", f"SIZES={sizes}"),
+        f"FLAGS={' '.join(flags)}",
+    ]
+    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **popen)
+
+
+def command(*arguments):
+    return subprocess.run([sys.executable, "-m", "hoplib.batch", *arguments], capture_output=True, text=True)
+
+
+class TestPlan:
+    def test_it_asks_for_everything_by_default(self):
+        plan = Plan.parse({})
+        assert len(plan.jobs()) == 90
+        assert sum(len(job.rows) for job in plan.jobs()) == 95
+        assert plan.output == ROOT / "results"
+        assert Plan.parse({"data": "emnist"}).output == ROOT / "results" / "emnist"
+
+    def test_the_full_size_is_the_tables(self):
+        plan = Plan.parse({"rows": "5-HAM-EO", "seeds": 3})
+        (job,) = plan.jobs()
+        assert plan.parameters(job) == {
+            "row": "5-HAM-EO",
+            "seed": 3,
+            "epochs": 10,
+            "data": "mnist",
+            "layers": [784, 1280, 510, 200, 10],
+            "train_images": 60_000,
+            "test_images": 10_000,
+            "tol": 1e-6,
+            "output": str(ROOT / "results"),
+        }
+
+    def test_its_parameters_are_the_notebooks(self):
+        (job,) = Plan.parse({"rows": "3-HAM", "seeds": 0}).jobs()
+        paper.check_parameters(NOTEBOOK, Plan().parameters(job))
+
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            ({"row": "3-HAM"}, "unknown option 'row'; choose from data"),
+            ({"rows": "3-HAMM"}, "unknown row '3-HAMM'"),
+            ({"seeds": "0 one"}, "must be integers.*'one'"),
+            ({"epochs": 0}, "epochs must lie between 1 and 10"),
+            ({"layers": "784 x 10"}, "must be integers"),
+            ({"data": "cifar"}, "unknown data set 'cifar'"),
+        ],
+    )
+    def test_wrong_options_are_named(self, options, message):
+        with pytest.raises(ValueError, match=message):
+            Plan.parse(options)
+
+    def test_what_is_missing_and_why(self, tmp_path, monkeypatch):
+        plan = tiny_plan(tmp_path)
+        (job,) = plan.jobs()
+        assert plan.why(job) == "3-HAM-EO: missing"
+        (path,) = undisturbed(plan)
+        assert plan.why(job) == ""
+        os.utime(path, (0, 0))  # a fresh clone: file times mean nothing
+        assert plan.why(job) == ""
+        changed = tiny_plan(tmp_path, train_images=704)
+        assert changed.why(changed.jobs()[0]) == "3-HAM-EO: changed: train_images"
+        monkeypatch.setattr(train, "NUMERICS", 99)
+        assert plan.why(job) == "3-HAM-EO: numerics 1, now 99"
+
+    def test_the_snakefile_trains_nothing_that_is_there(self, tmp_path):
+        plan = tiny_plan(tmp_path)
+        undisturbed(plan)
+        output, _ = make_table(plan, "--dry-run").communicate()
+        assert "nothing to train" in output
+        assert "train 3-HAM-EO" not in output
+        output, _ = make_table(tiny_plan(tmp_path, seeds="0 1"), "--dry-run").communicate()
+        assert "train 3-HAM-EO, seed 1 (3-HAM-EO: missing)" in output
+        assert "seed 0" not in output
+
+    def test_status(self, tmp_path):
+        plan = tiny_plan(tmp_path, rows="3-HAM-EO 3-HAM", seeds="0 1 2")
+        undisturbed(tiny_plan(tmp_path))
+        beat = {"epoch": 1, "epochs": 2, "step": 5, "steps": 10, "seconds_left": 120.0, "time": 4e9}
+        train.write(tmp_path / "checkpoints" / "3-HAM-EO" / "seed-1.progress", beat)
+        train.write(tmp_path / "logs" / "3-HAM" / "seed-2.failed", b"it broke")
+        text = batch.status(plan, 2)
+        ham, ham_eo = (line.split() for line in text.splitlines()[1:3])
+        assert ham == ["3-HAM", "missing", "missing", "failed"]
+        assert ham_eo == ["3-HAM-EO", "done", "25%", "missing"]
+        assert "1 done, 1 running, 1 failed, 3 missing; about 1 min left on 2 workers" in text
+        assert "seed-2.log" in text
+
+
+class TestRunner:
+    def test_one_run(self, tmp_path):
+        arguments = tiny_plan(tmp_path / "a").arguments()
+        result = command("run", "3-HAM-EO", "0", *arguments)
+        assert result.returncode == 0, result.stderr
+        assert "3-HAM-EO, seed 0, mnist:" in result.stdout
+        (path,) = undisturbed(tiny_plan(tmp_path / "b"))
+        assert same(tmp_path / "a" / "runs" / "3-HAM-EO" / "seed-0.json", path)
+
+    @pytest.mark.parametrize(
+        ("arguments", "status", "message"),
+        [
+            (["3-HAMM", "0"], 2, "error: unknown row '3-HAMM'; choose from 3-CHN, "),
+            (["3-HAM", "0", "--epochs=0"], 2, "error: epochs must lie between 1 and 10"),
+            (["3-HAM", "x"], 2, "invalid int value: 'x'"),
+            (["3-HAM", "0", "--learning-rate=1"], 2, "unrecognized arguments: --learning-rate=1"),
+        ],
+    )
+    def test_wrong_arguments_are_named(self, arguments, status, message):
+        result = command("run", *arguments)
+        assert result.returncode == status
+        assert message in result.stderr
+        assert "Traceback" not in result.stderr
+
+    @pytest.mark.parametrize(
+        ("parameters", "message"),
+        [
+            ({"seeds": 3}, r"has no parameter 'seeds'. Did you mean 'seed'\? It has: row, model"),
+            ({"seed": "3"}, "seed must be of type int .like 0., not '3'"),
+            ({"even_odd": 1}, "even_odd must be of type bool"),
+            ({"layers": "784,10"}, "layers must be of type list"),
+        ],
+    )
+    def test_parameters_are_checked_before_anything_starts(self, parameters, message, tmp_path):
+        with pytest.raises(paper.ParameterError, match=message):
+            paper.run(NOTEBOOK, tmp_path / "out.ipynb", parameters)
+        assert not (tmp_path / "out.ipynb").exists()
+
+    def test_an_error_in_the_notebook_is_its_traceback(self, tmp_path):
+        """An unwritable output folder, found by the first cell that writes: exit 1, a short report, a mark."""
+        (tmp_path / "runs").write_text("a file where a folder should be")
+        result = command("run", "3-HAM-EO", "0", *tiny_plan(tmp_path).arguments())
+        assert result.returncode == 1
+        assert "RunError: cannot write" in result.stderr
+        assert len(result.stderr.splitlines()) < 60
+        assert (tmp_path / "logs" / "3-HAM-EO" / "seed-0.failed").exists()
+
+    def test_an_executed_notebook_proves_nothing(self, tmp_path, monkeypatch):
+        plan = tiny_plan(tmp_path)
+        monkeypatch.setattr(paper, "run", lambda *_: None)
+        with pytest.raises(train.RunError, match=r"the record does not count \(3-HAM-EO: missing\)"):
+            batch.run_job(plan, plan.jobs()[0])
+
+
+def descendants(process, word):
+    """The living descendants of a process whose command line has that word."""
+    found = []
+    for p in psutil.Process(process.pid).children(recursive=True):
+        try:
+            if word in " ".join(p.cmdline()):
+                found.append(p)
+        except psutil.Error:
+            continue
+    return found
+
+
+@pytest.mark.skipif(os.name != "posix", reason="kill -9")
+def test_a_batch_whose_parts_are_killed_is_completed_by_one_more_command(tmp_path):
+    """Six runs; kill -9 of a kernel, of a runner and of Snakemake itself; then `make table` once more."""
+    options = {"rows": "3-HAM-EO 3-HAM", "seeds": "0 1 2", "epochs": 3, "train_images": 3200}
+    plan = tiny_plan(tmp_path / "killed", **options)
+    reference = undisturbed(tiny_plan(tmp_path / "whole", **options))
+    process = make_table(plan, start_new_session=True)
+    started = lambda: len(list(plan.output.rglob("*.pt")))  # noqa: E731
+    try:
+        wait_for(lambda: started() >= 1 and descendants(process, "ipykernel"), process)
+        descendants(process, "ipykernel")[0].kill()
+        wait_for(lambda: started() >= 3 and descendants(process, "hoplib.batch"), process)
+        descendants(process, "hoplib.batch")[0].kill()
+        wait_for(lambda: descendants(process, "snakemake"), process)
+        for p in descendants(process, "snakemake"):
+            p.kill()
+    finally:
+        process.communicate()
+    assert process.returncode != 0
+    again = make_table(plan)
+    output, _ = again.communicate()
+    assert again.returncode == 0, output
+    for ours, whole in zip(records(plan), reference, strict=True):
+        assert same(ours, whole)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="Ctrl-C")
+def test_ctrl_c_stops_it_cleanly(tmp_path):
+    plan = tiny_plan(tmp_path, epochs=10, train_images=60_000)
+    process = make_table(plan, start_new_session=True)
+    wait_for(lambda: list(plan.output.rglob("*.progress")), process)
+    kernels = descendants(process, "ipykernel")
+    assert kernels
+    os.killpg(process.pid, signal.SIGINT)
+    process.communicate(timeout=60)
+    assert process.returncode != 0
+    _, alive = psutil.wait_procs(kernels, timeout=20)
+    assert not alive, "a kernel trains on"
+
+
+@pytest.mark.skipif(shutil.which("sbatch") is None, reason="no Slurm here (.ci/slurm sets one up)")
+def test_three_trainings_on_slurm(tmp_path):
+    if subprocess.run(["sinfo"], capture_output=True).returncode:
+        pytest.skip("Slurm is installed but does not answer")
+    folder = ROOT / "build" / "slurm-test"  # where the nodes of a cluster see it too
+    shutil.rmtree(folder, ignore_errors=True)
+    plan = tiny_plan(folder, seeds="0 1 2")
+    process = make_table(plan, "--profile profiles/slurm")
+    output, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, output
+    assert "slurm" in output.lower()
+    for ours, whole in zip(records(plan), undisturbed(tiny_plan(tmp_path, seeds="0 1 2")), strict=True):
+        assert same(ours, whole)
+        assert json.loads(ours.read_text())["row"] == "3-HAM-EO"
