@@ -223,15 +223,20 @@ def test_a_batch_whose_parts_are_killed_is_completed_by_one_more_command(tmp_pat
 @pytest.mark.skipif(os.name != "posix", reason="Ctrl-C")
 def test_ctrl_c_stops_it_cleanly(tmp_path):
     plan = tiny_plan(tmp_path, epochs=10, train_images=60_000)
-    process = make_table(plan, start_new_session=True)
-    wait_for(lambda: list(plan.output.rglob("*.progress")), process)
-    kernels = descendants(process, "ipykernel")
-    assert kernels
-    os.killpg(process.pid, signal.SIGINT)
-    process.communicate(timeout=60)
-    assert process.returncode != 0
-    _, alive = psutil.wait_procs(kernels, timeout=20)
-    assert not alive, "a kernel trains on"
+    listens = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)  # noqa: E731 (a job in the background ignores it)
+    process = make_table(plan, start_new_session=True, preexec_fn=listens)
+    try:
+        wait_for(lambda: list(plan.output.rglob("*.progress")), process)
+        kernels = descendants(process, "ipykernel")
+        assert kernels
+        os.killpg(process.pid, signal.SIGINT)
+        process.communicate(timeout=120)
+        assert process.returncode != 0
+        _, alive = psutil.wait_procs(kernels, timeout=60)
+        assert not alive, "a kernel trains on"
+    finally:
+        for p in descendants(process, "") if process.poll() is None else []:
+            p.kill()
 
 
 @pytest.mark.skipif(shutil.which("sbatch") is None, reason="no Slurm here (.ci/slurm sets one up)")

@@ -146,3 +146,21 @@ def test_adjoint_is_the_transpose_of_the_jacobian(model, layers, even_odd):
         adjoint = f.adjoint(z, grad)
         lam = random_state(net, 1, seed=3)[:, : f.size]
         torch.testing.assert_close(adjoint(lam), adjoint.start + lam @ J, atol=1e-10, rtol=1e-10)
+
+
+class ExactCHN(hop.CHN):
+    """A CHN whose blocks settle exactly."""
+
+    def local(self, s, h):
+        return self.rho.drho(s) * h / 2
+
+    def settle(self, s, h):
+        return self.rho.varsigma_inv(h)
+
+
+def test_a_subclass_with_a_rule_of_its_own_is_heard_everywhere(even_odd):
+    net, x = tiny(ExactCHN, [7, 6, 5])
+    f = (hop.EvenOdd if even_odd else hop.Synchronous)(net, x)
+    z = f.start(random_state(net, len(x)))
+    with torch.no_grad():
+        torch.testing.assert_close(f(z, out=torch.empty_like(z)), f(z), **EXACT)

@@ -314,7 +314,7 @@ class TestRun:
         assert not (tmp_path / "runs" / "3-HAM-EO" / "seed-0.json").exists()
 
 
-def wait_for(condition, process=None, seconds=120):
+def wait_for(condition, process=None, seconds=300):
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "it did not happen"
