@@ -43,8 +43,9 @@ table: setup  ## train what the table lacks; stop with Ctrl-C, go on with the sa
 status: setup  ## what of the table is done, running, missing, failed
 	@$(BIN)/python -m hoplib.batch status --rows "$(ROWS)" --seeds "$(SEEDS)" --data "$(DATA)" --output "$(OUTPUT)"
 
-bench: setup  ## how near the solver comes to plain matrix products
+bench: setup  ## a solve against plain matrix products, a training step against the straightforward formulation
 	$(BIN)/python benchmarks/forward.py
+	$(BIN)/python benchmarks/training.py
 
 lab: setup  ## the notebooks in JupyterLab
 	$(BIN)/jupyter lab notebooks

@@ -67,7 +67,12 @@ def compare(
     prepare: Callable[[], object] = lambda: None,
     rounds: int = 5,
 ) -> dict[str, float]:
-    """Median seconds of each, run in turn for about that long; `prepare` runs before each round and is not timed."""
+    """Median seconds of each, run in turn for about that long; `prepare` runs before each round and is not timed.
+
+    With one thread on the CPU these are seconds of CPU time, so that other work on the machine does not count.
+    """
+    alone = torch.get_num_threads() == 1 and not torch.cuda.is_available()
+    clock = time.process_time if alone else time.perf_counter
     times: dict[str, list[float]] = {name: [] for name in candidates}
     end = time.perf_counter() + seconds * len(candidates)
     while time.perf_counter() < end or len(next(iter(times.values()))) < rounds:
@@ -75,11 +80,11 @@ def compare(
         for name, run in candidates.items():
             if torch.cuda.is_available():
                 torch.cuda.synchronize()
-            start = time.perf_counter()
+            start = clock()
             run()
             if torch.cuda.is_available():
                 torch.cuda.synchronize()
-            times[name].append(time.perf_counter() - start)
+            times[name].append(clock() - start)
     return {name: statistics.median(t) for name, t in times.items()}
 
 

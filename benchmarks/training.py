@@ -9,7 +9,8 @@ weights in float64 on a small network of the same kind, or the benchmark stops. 
 batches, at the same weights: those after a few steps of training, to which the network is put back each time.
 
 Early steps need more iterations than late ones, and only the fast route profits when there are fewer: the projected
-hours are an upper bound in that respect. Timings on shared machines are noisy: read the ratios.
+hours are an upper bound in that respect. With one thread on the CPU, times are CPU time: hours of an idle core.
+Still, neighbours on a shared machine slow its caches down: read the ratios.
 """
 
 from __future__ import annotations
