@@ -1,6 +1,6 @@
 """What one training step costs, against the straightforward formulation of the same equations, in the same run.
 
-    python benchmarks/training.py [--rows 5-* …] [--warm-up 40] [--seconds 1] [--json PATH]
+    python benchmarks/training.py [--rows 5-* …] [--warm-up 30] [--seconds 0.5] [--json PATH]
 
 For each training of the table: `hoplib.train.Training.step` and the straightforward step below, which follows the
 paper's equations literally (dense W with its zeros, the fixed number of iterations for the whole batch,
@@ -449,8 +449,8 @@ def scaling(bench: Bench) -> dict[str, dict[str, dict[str, float]]]:
 def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--rows", nargs="*", default=[], help="trainings, by name or prefix*; all by default")
-    parser.add_argument("--warm-up", type=int, default=40, help="steps of training before the clock starts")
-    parser.add_argument("--seconds", type=float, default=1.0, help="per candidate; at least 5 rounds")
+    parser.add_argument("--warm-up", type=int, default=30, help="steps of training before the clock starts")
+    parser.add_argument("--seconds", type=float, default=0.5, help="per candidate; at least 5 rounds")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--images", type=int, default=2000, help="test images to classify")
