@@ -22,7 +22,7 @@ from .solvers import Picard, Solution, iterate
 class Backward(Protocol):
     """A way to differentiate s*: it returns the state that z* stands for, connected to the parameters and to x."""
 
-    def attach(self, f: Map, x: Tensor, z0: Tensor, z_star: Tensor, max_iter: int) -> Tensor: ...
+    def attach(self, f: Map, x: Tensor, z0: Tensor, z_star: Tensor, residual: Tensor, max_iter: int) -> Tensor: ...
 
 
 @dataclass(frozen=True)
@@ -44,8 +44,8 @@ class Adjoint:
         _check_at_least("Adjoint's steps", self.steps, 1)
         _check_tol(self.tol)
 
-    def attach(self, f: Map, x: Tensor, z0: Tensor, z_star: Tensor, max_iter: int) -> Tensor:
-        return _Implicit.apply(self, f, z_star, x, *f.net.W, *f.net.b)  # type: ignore[no-any-return]
+    def attach(self, f: Map, x: Tensor, z0: Tensor, z_star: Tensor, residual: Tensor, max_iter: int) -> Tensor:
+        return _implicit(self, f, z_star, x)
 
     def cotangent(self, f: Map, z_star: Tensor, grad: Tensor) -> Tensor:
         """The gradient by the field of every neuron, given the gradient by the state."""
@@ -81,28 +81,43 @@ class _Implicit(torch.autograd.Function):
         return None, None, None, by_x, *by_W, *by_b
 
 
+def _implicit(how: Adjoint, f: Map, z_star: Tensor, x: Tensor) -> Tensor:
+    return _Implicit.apply(how, f, z_star, x, *f.net.W, *f.net.b)  # type: ignore[no-any-return]
+
+
 @dataclass(frozen=True)
 class RecurrentBackprop:
     """The paper's method: `steps` more Picard steps from s* with autograd on, differentiated through.
 
-    None takes the paper's number, 8·⌊layers/2⌋ in ODE time. Memory grows with the steps.
+    None takes the paper's number, 8·⌊layers/2⌋ in ODE time. Memory grows with the steps. Samples whose residual ended
+    below `closed_form` take Adjoint(steps) instead, which is the same at an equilibrium, and cheap. Away from one it
+    is not: around a limit cycle the steps have bounded derivatives, while powers of the Jacobian at one point explode.
     """
 
     steps: int | None = None
+    closed_form: float = 0.0
 
     def __post_init__(self) -> None:
         _check_at_least("RecurrentBackprop's steps", self.steps, 1)
+        _check_tol(self.closed_form)
 
-    def attach(self, f: Map, x: Tensor, z0: Tensor, z_star: Tensor, max_iter: int) -> Tensor:
+    def attach(self, f: Map, x: Tensor, z0: Tensor, z_star: Tensor, residual: Tensor, max_iter: int) -> Tensor:
         steps = f.net.backward_steps(isinstance(f, EvenOdd)) if self.steps is None else self.steps
-        return _unroll(f, x, z_star, steps)
+        near = residual < self.closed_form
+        if not bool(near.any()):
+            return _unroll(f, x, z_star, steps)
+        if bool(near.all()):
+            return _implicit(Adjoint(steps), f, z_star, x)
+        i, j = near.nonzero().flatten(), near.logical_not().nonzero().flatten()
+        parts = _implicit(Adjoint(steps), f.restrict(i), z_star[i], x[i]), _unroll(f, x[j], z_star[j], steps)
+        return torch.cat(parts)[torch.cat([i, j]).argsort()]
 
 
 @dataclass(frozen=True)
 class ThroughTime:
     """Backpropagation through all max_iter Picard steps: the oracle of the others. Memory grows with max_iter."""
 
-    def attach(self, f: Map, x: Tensor, z0: Tensor, z_star: Tensor, max_iter: int) -> Tensor:
+    def attach(self, f: Map, x: Tensor, z0: Tensor, z_star: Tensor, residual: Tensor, max_iter: int) -> Tensor:
         return _unroll(f, x, z0, max_iter)
 
 
@@ -156,7 +171,7 @@ def solve(
         sol.state = f.join(z_star)
     sol.net = net
     if backward is not None:
-        sol.state = backward.attach(f, x, z0, z_star, max_iter)
+        sol.state = backward.attach(f, x, z0, z_star, sol.residual, max_iter)
     return sol
 
 

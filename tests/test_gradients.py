@@ -174,3 +174,32 @@ def test_an_even_odd_chn_in_a_local_2_cycle_has_the_gradient_of_its_steps():
         gradients.append([p.grad.clone() for p in net.parameters()])
     for ours, papers in zip(*gradients, strict=True):
         torch.testing.assert_close(ours, papers, rtol=1e-7, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("model", "even_odd", "scale"), [(hop.CHN, False, 1.3), (hop.CHN, True, 3.0), (hop.HAM, False, 3.0)]
+)
+def test_the_closed_form_serves_the_samples_that_converged_only(model, even_odd, scale):
+    """In a batch of equilibria and limit cycles it is the paper's gradient; the adjoint of all of them is not."""
+    net, x = tiny(model, [6, 5, 4], scale=scale, batch=40)
+    sol = hop.solve(net, x, even_odd=even_odd, tol=1e-13, max_iter=400)
+    assert 0 < int(sol.converged.sum()) < 40
+    options = {"even_odd": even_odd, "target": random_state(net, 40), "max_iter": 400}
+    papers = gradient(net, x, hop.RecurrentBackprop(8), **options)
+    mixed, closed = (
+        gradient(net, x, backward, **options)
+        for backward in (hop.RecurrentBackprop(8, closed_form=1e-12), hop.Adjoint(steps=8))
+    )
+    assert (mixed - papers).norm() < 1e-9 * papers.norm()
+    assert (closed - papers).norm() > 0.1 * papers.norm()
+
+
+def test_closed_form_of_all_or_none():
+    net, x = tiny(hop.HAM, [6, 5, 4], scale=0.5)
+    options = {"even_odd": True, "target": random_state(net, 5)}
+    papers = gradient(net, x, hop.RecurrentBackprop(3), **options)
+    assert torch.equal(papers, gradient(net, x, hop.RecurrentBackprop(3, closed_form=1e-300), **options))
+    assert torch.equal(
+        gradient(net, x, hop.Adjoint(steps=3), **options),
+        gradient(net, x, hop.RecurrentBackprop(3, closed_form=1.0), **options),
+    )

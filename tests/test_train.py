@@ -329,8 +329,9 @@ class TestTrouble:
         assert train.why_not(path, config, 2) == ""
         assert train.why_not(path, replace(config, tol=1e-7), 2) == "changed: tol"
         assert train.why_not(path, config, 3) == "changed: epoch"
+        stored = train.NUMERICS
         monkeypatch.setattr(train, "NUMERICS", 99)
-        assert train.why_not(path, config, 2) == "numerics 1, now 99"
+        assert train.why_not(path, config, 2) == f"numerics {stored}, now 99"
         assert not train.load_checkpoint(
             train.Training(config, torch.device("cpu")), tmp_path / "checkpoints" / "3-HAM-EO" / "seed-0.pt"
         )
