@@ -104,7 +104,7 @@ class RecurrentBackprop:
     def attach(self, f: Map, x: Tensor, z0: Tensor, z_star: Tensor, residual: Tensor, max_iter: int) -> Tensor:
         steps = f.net.backward_steps(isinstance(f, EvenOdd)) if self.steps is None else self.steps
         near = residual < self.closed_form
-        if not bool(near.any()):
+        if self.closed_form == 0 or not bool(near.any()):
             return _unroll(f, x, z_star, steps)
         if bool(near.all()):
             return _implicit(Adjoint(steps), f, z_star, x)
