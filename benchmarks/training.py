@@ -1,16 +1,18 @@
 """What one training step costs, against the straightforward formulation of the same equations, in the same run.
 
-    python benchmarks/training.py [--rows 5-* …] [--warm-up 30] [--seconds 0.5] [--json PATH]
+    python benchmarks/training.py [--rows 5-* …] [--warm-up 30] [--checkpoints PATH] [--seconds 0.5] [--json PATH]
 
 For each training of the table: `hoplib.train.Training.step` and the straightforward step below, which follows the
 paper's equations literally (dense W with its zeros, the fixed number of iterations for the whole batch,
 backpropagation through unrolled steps, Madam by its formula). First both must give the same loss, gradients and new
 weights in float64 on a small network of the same kind, or the benchmark stops. Then they alternate, on the same
-batches, at the same weights: those after a few steps of training, to which the network is put back each time.
+batches, at the same weights, to which the network is put back each time, together with the bare matrix products that
+the fast step has just made, shape by shape: the share of their speed is the last column but one.
 
-Early steps need more iterations than late ones, and only the fast route profits when there are fewer: the projected
-hours are an upper bound in that respect. With one thread on the CPU, times are CPU time: hours of an idle core.
-Still, neighbours on a shared machine slow its caches down: read the ratios.
+The weights are those after a few steps of training, or with --checkpoints those of a finished training of the same
+network (by any solver: the equilibria are the same). Only the fast route costs more where more iterations are needed.
+With one thread on the CPU, times are CPU time: hours of an idle core. Still, neighbours on a shared machine slow its
+caches down: read the ratios.
 """
 
 from __future__ import annotations
@@ -21,19 +23,22 @@ import math
 import statistics
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from itertools import cycle
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
-from forward import compare, products
+from forward import compare
 from torch import Tensor
 from tqdm import tqdm
 
 import hoplib as hop
-from hoplib.table import LAYERS, ROWS, SOLVERS, TRAININGS, Row, select
+from hoplib.network import NARROW
+from hoplib.table import LAYERS, ROWS, SOLVERS, TRAININGS, Row, get_row, select
 from hoplib.train import Config, Training, can_compile, readout
 
 TOLERANCE = 5e-6  # the largest relative difference of the two routes, in float64; one backward step more makes 2e-5
@@ -42,6 +47,7 @@ STEPS, SEEDS, CORES = 937, 5, 2  # steps an epoch; what the projection is for
 WIDTHS = {f"× {w:g}": (784, *(int(w * n) for n in LAYERS[5][1:-1]), 10) for w in (0.25, 0.5, 1)}
 DEPTHS = {f"{d} layers": (784, *[256] * (d - 2), 10) for d in (3, 5, 7, 9)}
 BATCHES = (16, 64, 256)
+SAME = ("model", "layers", "readout", "lr")  # what two trainings of one network have in common
 
 
 # -- the straightforward formulation ----------------------------------------------------------------------------
@@ -247,6 +253,46 @@ def warm_up(training: Training, batches: Iterator[tuple[Tensor, Tensor]], steps:
     return steps
 
 
+Shape = tuple[int, int, int]  # a product: of how many samples, to which layer, from which
+
+
+@contextmanager
+def recorded() -> Iterator[list[Shape]]:
+    """The matrix products of the iterations in this context, forward and adjoint."""
+    log: list[Shape] = []
+    couple = hop.Network.couple
+
+    def logged(net: hop.Network, r: Any, targets: Sequence[int], *rest: Any) -> list[Tensor]:
+        log.extend((len(r[j]), l, j) for l in targets for j in (l - 1, l + 1) if j in r)
+        return couple(net, r, targets, *rest)
+
+    with mock.patch.object(hop.Network, "couple", logged):
+        yield log
+
+
+class Products:
+    """The same products and nothing else, each written the way that is faster, on preallocated buffers."""
+
+    def __init__(self, net: hop.Network) -> None:
+        with torch.no_grad():
+            self.n, self.M = net.layers, net.couplings()
+        self.buffers: dict[tuple[int, ...], Tensor] = {}
+
+    def buffer(self, *key: int) -> Tensor:
+        if key not in self.buffers:
+            self.buffers[key] = torch.rand(key[:2], device=self.M[2, 1].device)
+        return self.buffers[key]
+
+    @torch.no_grad()
+    def run(self, log: Sequence[Shape]) -> None:
+        for batch, l, j in log:
+            r, M = self.buffer(batch, self.n[j], 0), self.M[l, j]
+            if self.n[l] < NARROW:
+                torch.mm(M.T, r.T, out=self.buffer(self.n[l], batch, 1))
+            else:
+                torch.mm(r, M, out=self.buffer(batch, self.n[l], 1))
+
+
 def ends(net: hop.Network, batch: int) -> Callable[[], None]:
     """The products of a step outside its iterations: with the input weights, and the gradients by all weights."""
     states = [torch.rand(batch, n, device=net.W[0].device) for n in net.layers]
@@ -264,8 +310,8 @@ def ends(net: hop.Network, batch: int) -> Callable[[], None]:
 
 
 def backward_steps(net: hop.Network, row: Row) -> int:
-    """Evaluations of the adjoint in the fast route: half for a HAM iterated by Picard, which is solved even-odd."""
-    halved = isinstance(net, hop.HAM) and not row.even_odd and row.solver == "picard"
+    """Evaluations of the adjoint in the fast route: half for a synchronous HAM, whose output has an even-odd one."""
+    halved = isinstance(net, hop.HAM) and not row.even_odd
     return net.backward_steps(row.even_odd) // (2 if halved else 1)
 
 
@@ -283,6 +329,7 @@ class Bench:
     seconds: float
     batch: int
     fused: bool
+    checkpoints: Path | None
     bar: Any
 
     def batches(self, size: int) -> Iterator[tuple[Tensor, Tensor]]:
@@ -293,13 +340,24 @@ class Bench:
         self.bar.set_postfix_str(row.training)
         training = Training(Config(row, batch_size=size), fused=self.fused)
         batches = self.batches(size)
+        if (found := self.checkpoint(row)) is not None:
+            training.load_state_dict(torch.load(found, map_location=training.device, weights_only=True))
+            return training, batches, training.epoch * STEPS
         return training, batches, warm_up(training, batches, self.steps)
+
+    def checkpoint(self, row: Row) -> Path | None:
+        """That of the training, or of another one of the same network, whose equilibria are the same."""
+        if self.checkpoints is None:
+            return None
+        twins = [n for n in TRAININGS if all(getattr(get_row(n), k) == getattr(row, k) for k in SAME)]
+        paths = [self.checkpoints / name / "seed-0.pt" for name in [row.training, *twins]]
+        return next((path for path in paths if path.exists()), None)
 
     def step(self, row: Row, size: int) -> tuple[dict[str, float], hop.Network]:
         """Medians of both routes and of the bare products, iterations and work of the fast one; and the network."""
         training, batches, steps = self.trained(row, size)
         slow, state, evaluations = straightforward(training), deepcopy(training.state_dict()), []
-        batch = next(batches)
+        batch, log, work, bare = next(batches), list[Shape](), [], Products(slow.net)
 
         def prepare() -> None:
             nonlocal batch
@@ -307,29 +365,30 @@ class Bench:
             training.load_state_dict(deepcopy(state))
 
         def fast() -> None:
-            evaluations.append(training.step(*batch)[0].evaluations / size)
+            nonlocal log
+            with recorded() as log:
+                evaluations.append(training.step(*batch)[0].evaluations / size)
+            work.append(sum(b * slow.net.layers[l] * slow.net.layers[j] for b, l, j in log))
 
         candidates: dict[str, Callable[[], object]] = {
             "fast": fast,
             "straightforward": lambda: slow.step(*batch),
-            "iterations": products(slow.net, size, 10),
+            "products": lambda: bare.run(log),
             "ends": ends(slow.net, size),
         }
         t = compare(candidates, self.seconds, prepare=prepare)
-        net, mean = slow.net, statistics.mean(evaluations)
-        iterations = mean + backward_steps(net, row)
-        work = size * (2 * net.layers[0] * net.layers[1] + (iterations + 1) * net.multiply_adds())
-        bare = iterations * t["iterations"] / 10 + t["ends"]
+        net, products = slow.net, t["products"] + t["ends"]
+        all_work = statistics.mean(work) + size * (2 * net.layers[0] * net.layers[1] + net.multiply_adds())
         return {
             "fast": t["fast"],
             "straightforward": t["straightforward"],
             "ratio": t["straightforward"] / t["fast"],
-            "evaluations": mean,
+            "evaluations": statistics.mean(evaluations),
             "backward_steps": backward_steps(net, row),
-            "multiply_adds": work,
-            "gflops": 2 * work / t["fast"] / 1e9,
-            "products": bare,
-            "share": bare / t["fast"],
+            "multiply_adds": all_work,
+            "gflops": 2 * all_work / t["fast"] / 1e9,
+            "products": products,
+            "share": products / t["fast"],
             "gradients_differ": difference([gradient(training.net)], [gradient(net)]),
             "warm_up": steps,
         }, net
@@ -450,6 +509,7 @@ def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--rows", nargs="*", default=[], help="trainings, by name or prefix*; all by default")
     parser.add_argument("--warm-up", type=int, default=30, help="steps of training before the clock starts")
+    parser.add_argument("--checkpoints", type=Path, help="trained weights, where there are some, instead of a warm-up")
     parser.add_argument("--seconds", type=float, default=0.5, help="per candidate; at least 5 rounds")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--batch", type=int, default=64)
@@ -465,9 +525,9 @@ def main() -> None:
     classified = [n for n in names if ROWS[TRAININGS[n][-1]].label in ("HAM", "HAM-EO-DEQ")]
     units = len(names) + len(classified) + len(WIDTHS) + len(DEPTHS) + len(BATCHES)
     settings = {"device": str(hop.default_device()), "torch": torch.__version__, "data": "mnist", "compiled": fused}
-    settings |= {k: v for k, v in vars(args).items() if k not in ("rows", "json")}
+    settings |= {k: v for k, v in vars(args).items() if k not in ("rows", "json", "checkpoints")}
     with tqdm(total=units, file=sys.stderr, desc="benchmark", dynamic_ncols=True) as bar:
-        bench = Bench(hop.load_data("mnist"), args.warm_up, args.seconds, args.batch, fused, bar)
+        bench = Bench(hop.load_data("mnist"), args.warm_up, args.seconds, args.batch, fused, args.checkpoints, bar)
         show(", ".join(f"{k.replace('_', '-')} {v}" for k, v in settings.items()))
         show()
         steps, nets = trainings(bench, names)
