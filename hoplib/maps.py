@@ -36,7 +36,7 @@ class Map:
     def restrict(self, keep: Tensor) -> Map:
         """The map of the samples `keep` (indices) alone."""
         part = copy(self)
-        part.drive, part._buffers = {**self.drive, 1: self.drive[1][keep]}, {}
+        part.drive, part._buffers = {**self.drive, 1: self.drive[1].index_select(0, keep)}, {}
         return part
 
     def start(self, s: Tensor | None = None) -> Tensor:

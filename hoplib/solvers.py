@@ -34,14 +34,31 @@ class FixedPointMap(Protocol):
 
 
 class Memory:
-    """Picard's next iterate is the map value itself, so there is nothing to remember."""
+    """The map values of the last iterations, G (depth, batch, n), a ring in which the map leaves the newest itself.
 
-    def next(self, x: Tensor, g: Tensor) -> Tensor:
-        """The iterate after x, where the map has the value g."""
-        return g
+    Picard's next iterate is the newest of them; the loop looks back on two more.
+    """
+
+    def __init__(self, z: Tensor, depth: int = 3) -> None:
+        self.k = -1  # the iteration that the newest value is of
+        self.G = z.new_empty(depth, *z.shape)
+
+    def __getitem__(self, back: int) -> Tensor:
+        """The map value of so many iterations ago."""
+        return self.G[(self.k - back) % len(self.G)]
+
+    def evaluate(self, f: FixedPointMap, z: Tensor) -> Tensor:
+        """g = f(z), kept."""
+        self.k += 1
+        return f(z, out=self[0])
+
+    def next(self, x: Tensor) -> Tensor:
+        """The iterate after x, of which the newest map value is."""
+        return self[0]
 
     def restrict(self, keep: Tensor) -> None:
         """Forget all samples but `keep`."""
+        self.G = self.G.index_select(1, keep)
 
 
 @dataclass(frozen=True)
@@ -59,8 +76,8 @@ class Picard:
         if w is not None and not 0 < w < math.inf:
             raise ValueError(f"relaxation must be positive (1: none, below 1: damping), not {w}")
 
-    def memory(self) -> Memory:
-        return Memory()
+    def memory(self, z: Tensor) -> Memory:
+        return Memory(z)
 
 
 @dataclass(frozen=True)
@@ -88,46 +105,46 @@ class Anderson(Picard):
         if self.mu < 0:
             raise ValueError(f"Anderson's regularisation mu must not be negative, not {self.mu}")
 
-    def memory(self) -> Memory:
-        return AndersonMemory(self)
+    def memory(self, z: Tensor) -> Memory:
+        return AndersonMemory(z, self)
 
 
 class AndersonMemory(Memory):
-    """The last m residuals and map values of every sample, and the Gram matrix FᵀF, one row of it new a step."""
+    """Also the last m residuals F of every sample, and the Gram matrix FᵀF, one row of it new a step."""
 
-    def __init__(self, options: Anderson) -> None:
-        self.options, self.k = options, 0
+    def __init__(self, z: Tensor, options: Anderson) -> None:
+        super().__init__(z, depth=max(3, options.m))
+        self.options, self.F = options, torch.empty_like(self.G)
+        self.gram = z.new_zeros(len(z), len(self.G), len(self.G))
+        self.slots = torch.arange(len(self.G), device=z.device)
 
-    def next(self, x: Tensor, g: Tensor) -> Tensor:
-        o, (batch, n) = self.options, g.shape
-        if self.k == 0:
-            self.F, self.G = g.new_empty(batch, o.m, n), g.new_empty(batch, o.m, n)
-            self.gram = g.new_zeros(batch, o.m, o.m)
-        slot, used = self.k % o.m, min(self.k + 1, o.m)
-        self.k += 1
-        torch.sub(g, x, out=self.F[:, slot])
-        self.G[:, slot] = g
-        row = torch.bmm(self.F[:, slot, None], self.F[:, :used].mT).squeeze(1)  # ten times faster than F f
-        self.gram[:, slot, :used] = self.gram[:, :used, slot] = row
-        if self.k <= o.plain_steps:
+    def next(self, x: Tensor) -> Tensor:
+        o, g, depth = self.options, self[0], len(self.G)
+        slot, used = self.k % depth, min(self.k + 1, o.m)
+        torch.sub(g, x, out=self.F[slot])
+        window = slice(used) if depth == o.m else [(slot - j) % depth for j in range(used)]  # a list where m < 3
+        F, G = self.F[window].transpose(0, 1), self.G[window].transpose(0, 1)
+        row = torch.bmm(self.F[slot][:, None], F.mT).squeeze(1)  # ten times faster than F f
+        self.gram[:, slot, window] = self.gram[:, window, slot] = row
+        if self.k < o.plain_steps:
             return g
-        gram = self.gram[:, :used, :used]
+        gram = self.gram[:, window][:, :, window]
         diagonal = gram.diagonal(dim1=1, dim2=2)
         scale = diagonal.mean(1, keepdim=True).clamp_min(torch.finfo(g.dtype).tiny) if o.relative else 1.0
         regular = gram + torch.diag_embed(torch.zeros_like(diagonal) + o.mu * scale)
         alpha = torch.linalg.solve_ex(regular, torch.ones_like(row))[0]
         alpha = alpha / alpha.sum(1, keepdim=True)
-        newest = torch.zeros_like(alpha)
-        newest[:, slot] = 1  # where the small system has no solution: Picard
-        alpha = torch.where(alpha.isfinite().all(1, keepdim=True), alpha, newest)
-        mixed = torch.bmm(alpha[:, None], self.G[:, :used]).squeeze(1)
+        newest = (self.slots[window] == slot).to(g.dtype)
+        alpha = torch.where(alpha.isfinite().all(1, keepdim=True), alpha, newest)  # else no solution: Picard
+        mixed = torch.bmm(alpha[:, None].contiguous(), G).squeeze(1)  # alpha comes column by column
         if not o.safeguard:
             return mixed
-        taken = _norm(g - mixed) / _norm(mixed) < diagonal[:, slot].sqrt() / _norm(x)
+        taken = _norm(g - mixed) / _norm(mixed) < self.gram[:, slot, slot].sqrt() / _norm(x)
         return torch.lerp(g, mixed, taken.to(g.dtype)[:, None])  # exact at 0 and 1, and faster than `where`
 
     def restrict(self, keep: Tensor) -> None:
-        self.F, self.G, self.gram = self.F[keep], self.G[keep], self.gram[keep]
+        super().restrict(keep)
+        self.F, self.gram = self.F.index_select(1, keep), self.gram[keep]
 
 
 @dataclass
@@ -172,14 +189,22 @@ def _norm(t: Tensor) -> Tensor:
     return norm
 
 
+def _assign(target: Tensor, where: Tensor, source: Tensor) -> None:
+    """target[where] = source[where], without a look at the device where that would wait for it."""
+    if target.device.type == "cpu":
+        i = where.nonzero().flatten()
+        target.index_copy_(0, i, source.index_select(0, i))
+    else:
+        target.copy_(torch.where(where[:, None], source, target))
+
+
 @torch.no_grad()
 def trajectory(f: FixedPointMap, z: Tensor, solver: Picard | None = None, *, iterations: int) -> Tensor:
     """The map values f¹, f², … (iterations, batch, size) by the plain loop: the oracle of `iterate`."""
-    memory, values = (solver or Picard()).memory(), []
+    memory, values = (solver or Picard()).memory(z), []
     for _ in range(iterations):
-        g = f(z)
-        values.append(g)
-        z = memory.next(z, g)
+        values.append(memory.evaluate(f, z).clone())
+        z = memory.next(z)
     return torch.stack(values)
 
 
@@ -213,31 +238,27 @@ def iterate(
     part = {name: t.clone() for name, t in total.items()}  # of the samples still in the batch, whose numbers are `rows`
     rows = torch.arange(batch, device=z.device)
     residuals = z.new_full((max_iter - 1, batch), math.nan) if trace else None
-    memory, evaluations = solver.memory(), 0
+    memory, evaluations = solver.memory(z), 0
     patience = 8 if z.is_cuda else 1  # how often to look at the device
-    g, g1, g2 = z, z, z  # the last three map values
-    buffers = [torch.empty_like(z) for _ in range(3)]
 
     r = part["residual"]
     tol_, infinity = z.new_tensor(tol), z.new_tensor(math.inf)  # tensors compare faster than numbers
     running = torch.ones(batch, dtype=torch.bool, device=z.device)
     for k in range(max_iter):
-        g, g1, g2 = f(z, out=buffers[k % 3]), g, g1
+        g = memory.evaluate(f, z)
         evaluations += len(z)
         if k > 0:
-            r = residual(g, g1)
+            r = residual(g, memory[1])
             if residuals is not None:
                 residuals[k - 1, rows] = torch.where(running, r, math.nan) if early_stop else r
             ended = running & ((r >= tol_) & (r < infinity)).logical_not_()
-            if z.device.type != "cpu" or bool(
-                ended.any()
-            ):  # on the CPU a look costs nothing, a pass over the states does
+            if z.device.type != "cpu" or bool(ended.any()):  # on the CPU a look costs nothing
                 hit = ended & (r < tol_)
                 part["iterations"].masked_fill_(hit, k - 1)
                 part["status"].masked_fill_(ended, Status.NOT_FINITE).masked_fill_(hit, Status.CONVERGED)
                 running &= ~ended
                 if early_stop:
-                    part["state"] = torch.where(ended[:, None], g, part["state"])
+                    _assign(part["state"], ended, g)
                     part["residual"] = torch.where(ended, r, part["residual"])
                 if early_stop and k % patience == 0:
                     keep = running.nonzero().flatten()
@@ -246,17 +267,19 @@ def iterate(
                             total[name][rows] = piece
                         if len(keep) == 0:
                             break
-                        rows, part = rows[keep], {name: piece[keep] for name, piece in part.items()}
-                        f, z, g, g1, g2 = f.restrict(keep), z[keep], g[keep], g1[keep], g2[keep]
-                        r, running = r[keep], running[keep]
+                        rows, part = rows[keep], {name: piece.index_select(0, keep) for name, piece in part.items()}
+                        f, z, r, running = f.restrict(keep), z.index_select(0, keep), r[keep], running[keep]
                         memory.restrict(keep)
-                        buffers = [torch.empty_like(z) for _ in range(3)]
-        z = memory.next(z, g)
+        z = memory.next(z)
     else:
-        part["state"] = torch.where(running[:, None], g, part["state"]) if early_stop else g
-        part["residual"] = torch.where(running, r, part["residual"]) if early_stop else r
+        g = memory[0]
+        if early_stop:
+            _assign(part["state"], running, g)
+            part["residual"] = torch.where(running, r, part["residual"])
+        else:
+            part["state"], part["residual"] = g, r
         if max_iter > 2:
-            cycling = running & (residual(g, g2) < _CYCLE * part["residual"])
+            cycling = running & (residual(g, memory[2]) < _CYCLE * part["residual"])
             part["status"] = torch.where(cycling, Status.CYCLING, part["status"])
         for name, piece in part.items():
             total[name][rows] = piece

@@ -60,12 +60,13 @@ def test_anderson_is_the_textbook_algorithm(model, layers, even_odd, m):
 
 
 def test_anderson_keeps_its_gram_matrix():
-    memory = AndersonMemory(hop.Anderson(m=3))
     g = torch.Generator().manual_seed(0)
-    for _ in range(8):
-        memory.next(torch.randn(2, 6, generator=g), torch.randn(2, 6, generator=g))
-        n = min(memory.k, 3)
-        F = memory.F[:, :n]
+    z = torch.randn(2, 6, generator=g)
+    memory = AndersonMemory(z, hop.Anderson(m=3))
+    for n in (1, 2, 3, 3, 3, 3):
+        memory.evaluate(lambda z, out: out.copy_(torch.randn(2, 6, generator=g)), z)
+        z = memory.next(z)
+        F = memory.F[:n].transpose(0, 1)
         torch.testing.assert_close(memory.gram[:, :n, :n], F @ F.mT)
 
 
