@@ -294,37 +294,36 @@ class CHN(Network):
     def local_(self, s: Tensor, h: Tensor, r: Tensor) -> Tensor:
         if type(self).local is not CHN.local:  # a subclass with a rule of its own
             return super().local_(s, h, r)
-        return h.mul_(self.rho.slope(s, r)).mul_(self.rho.steepness)
+        return self.rho.weigh(h, s, r, out=h).mul_(self.rho.steepness)
 
     def settle_(self, s: Tensor, h: Tensor, r: Tensor, out: Tensor) -> Tensor:
         if type(self).settle is not CHN.settle:
             return super().settle_(s, h, r, out)
-        rho = self.rho
-        out.copy_(s)
-        h.mul_(rho.steepness)
+        w, rho = self.local_damping, self.rho
+        h.mul_(w * rho.steepness)
         for _ in range(self.local_iterations):
-            rho.rho(out, out=r)
-            out.lerp_(torch.mul(rho.slope(out, r), h, out=r), self.local_damping)
-        return out
+            rho.weigh(h, s, rho.rho(s, out=r), out=r)
+            s = torch.add(r, s, alpha=1 - w, out=out)
+        return s
 
     def local_slopes(self, s: Tensor, h: Tensor) -> Slopes:
         drho, d2rho = self.rho.slopes(s)
         return d2rho * h, drho
 
     def settle_slopes(self, s: Tensor, h: Tensor) -> Slopes:
-        """The chain rule along the local steps: A ← a A, C ← a C + ω ρ', with a = 1 − ω + ω ρ''h.
+        """The chain rule along the local steps: A ← a A, C ← a C + ρ', with a = 1 − ω + ω ρ''h; then A and ω C.
 
         Not only at their fixed point: where they fall into a 2-cycle, s may come back without being an equilibrium.
         """
         w = self.local_damping
-        A, C = torch.ones_like(s), torch.zeros_like(s)
+        A, C, h = torch.ones_like(s), torch.zeros_like(s), w * h
         for _ in range(self.local_iterations):
             drho, d2rho = self.rho.slopes(s)
-            a = d2rho.mul_(h).mul_(w).add_(1 - w)
+            a = d2rho.mul_(h).add_(1 - w)
             A.mul_(a)
-            C.mul_(a).add_(drho, alpha=w)
-            s = torch.lerp(s, drho.mul_(h), w)
-        return A, C
+            torch.addcmul(drho, C, a, out=C)
+            s = drho.mul_(h).add_(s, alpha=1 - w)
+        return A, C.mul_(w)
 
     def self_energy(self, s: Tensor) -> Tensor:
         return s.square() / 2

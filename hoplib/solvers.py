@@ -40,12 +40,12 @@ class Memory:
     """
 
     def __init__(self, z: Tensor, depth: int = 3) -> None:
-        self.k = -1  # the iteration that the newest value is of
+        self.k, self.depth = -1, depth  # k: the iteration that the newest value is of
         self.G = z.new_empty(depth, *z.shape)
 
     def __getitem__(self, back: int) -> Tensor:
         """The map value of so many iterations ago."""
-        return self.G[(self.k - back) % len(self.G)]
+        return self.G[(self.k - back) % self.depth]
 
     def evaluate(self, f: FixedPointMap, z: Tensor) -> Tensor:
         """g = f(z), kept."""
@@ -115,27 +115,27 @@ class AndersonMemory(Memory):
     def __init__(self, z: Tensor, options: Anderson) -> None:
         super().__init__(z, depth=max(3, options.m))
         self.options, self.F = options, torch.empty_like(self.G)
-        self.gram = z.new_zeros(len(z), len(self.G), len(self.G))
-        self.slots = torch.arange(len(self.G), device=z.device)
+        self.gram = z.new_zeros(len(z), self.depth, self.depth)
+        self.one = torch.eye(self.depth, dtype=z.dtype, device=z.device)
 
     def next(self, x: Tensor) -> Tensor:
-        o, g, depth = self.options, self[0], len(self.G)
-        slot, used = self.k % depth, min(self.k + 1, o.m)
-        torch.sub(g, x, out=self.F[slot])
-        window = slice(used) if depth == o.m else [(slot - j) % depth for j in range(used)]  # a list where m < 3
+        o, g = self.options, self[0]
+        slot, used = self.k % self.depth, min(self.k + 1, o.m)
+        f = torch.sub(g, x, out=self.F[slot])
+        window = slice(used) if self.depth == o.m else [(slot - j) % self.depth for j in range(used)]  # where m < 3
         F, G = self.F[window].transpose(0, 1), self.G[window].transpose(0, 1)
-        row = torch.bmm(self.F[slot][:, None], F.mT).squeeze(1)  # ten times faster than F f
+        row = torch.bmm(f[:, None], F.mT).squeeze(1)  # ten times faster than F f
         self.gram[:, slot, window] = self.gram[:, window, slot] = row
         if self.k < o.plain_steps:
             return g
-        gram = self.gram[:, window][:, :, window]
+        gram = self.gram[:, window][:, :, window].clone()
         diagonal = gram.diagonal(dim1=1, dim2=2)
-        scale = diagonal.mean(1, keepdim=True).clamp_min(torch.finfo(g.dtype).tiny) if o.relative else 1.0
-        regular = gram + torch.diag_embed(torch.zeros_like(diagonal) + o.mu * scale)
-        alpha = torch.linalg.solve_ex(regular, torch.ones_like(row))[0]
-        alpha = alpha / alpha.sum(1, keepdim=True)
-        newest = (self.slots[window] == slot).to(g.dtype)
-        alpha = torch.where(alpha.isfinite().all(1, keepdim=True), alpha, newest)  # else no solution: Picard
+        tiny = torch.finfo(g.dtype).tiny
+        diagonal += o.mu * diagonal.mean(1, keepdim=True).clamp_min(tiny) if o.relative else o.mu
+        alpha = torch.linalg.solve_ex(gram, torch.ones_like(row))[0]
+        alpha /= alpha.sum(1, keepdim=True)
+        solved = alpha.isfinite().all(1, keepdim=True)
+        alpha = torch.where(solved, alpha, self.one[slot][window])  # where there is no solution: Picard
         mixed = torch.bmm(alpha[:, None].contiguous(), G).squeeze(1)  # alpha comes column by column
         if not o.safeguard:
             return mixed
@@ -246,7 +246,7 @@ def iterate(
     running = torch.ones(batch, dtype=torch.bool, device=z.device)
     for k in range(max_iter):
         g = memory.evaluate(f, z)
-        evaluations += len(z)
+        evaluations += rows.shape[0]
         if k > 0:
             r = residual(g, memory[1])
             if residuals is not None:
