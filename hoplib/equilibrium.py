@@ -47,14 +47,11 @@ class Adjoint:
     def attach(self, f: Map, x: Tensor, z0: Tensor, z_star: Tensor, residual: Tensor, max_iter: int) -> Tensor:
         return _implicit(self, f, z_star, x)
 
-    def cotangent(self, f: Map, z_star: Tensor, grad: Tensor) -> Tensor:
+    def cotangent(self, f: Map, s_star: Tensor, grad: Tensor) -> Tensor:
         """The gradient by the field of every neuron, given the gradient by the state."""
-        adjoint = f.adjoint(z_star, grad)
+        adjoint = f.adjoint(s_star, grad)
         if self.steps is not None:
-            z = adjoint.start
-            for _ in range(self.steps - 1):
-                z = adjoint(z)
-            return adjoint.cotangent(z)
+            return adjoint.neumann(self.steps)
         tol = 32 * torch.finfo(grad.dtype).eps if self.tol is None else self.tol
         sol = iterate(adjoint, adjoint.start, self.solver, max_iter=self.max_iter, tol=tol)
         if not bool(sol.converged.all()):
@@ -67,15 +64,15 @@ class _Implicit(torch.autograd.Function):
     def forward(ctx: Any, backward: Adjoint, f: Map, z_star: Tensor, x: Tensor, *parameters: Tensor) -> Tensor:
         state = f.join(z_star)
         ctx.how, ctx.f = backward, f
-        ctx.save_for_backward(z_star, x, state)
+        ctx.save_for_backward(x, state)
         return state.clone() if state is z_star else state
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        z_star, x, state = ctx.saved_tensors
+        x, state = ctx.saved_tensors
         net = ctx.f.net
-        mu = ctx.how.cotangent(ctx.f, z_star, grad)
+        mu = ctx.how.cotangent(ctx.f, state, grad)
         by_W, by_b = net.pullback(state, mu, x)
         by_x = net.pullback_input(mu, x) if ctx.needs_input_grad[3] else None
         return None, None, None, by_x, *by_W, *by_b

@@ -11,7 +11,7 @@ The adjoint of a map is then a map of the same two-block form, of the same cost;
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from copy import copy
 
 import torch
@@ -21,13 +21,13 @@ from .network import Couplings, Network, Slopes, slices
 
 
 class Map:
-    """z ↦ f(z) for one batch of inputs x, whose share b + U ρ(x) of the field is computed once."""
+    """z ↦ f(z) for one batch of inputs x, whose share b + U ρ(x) of the field is computed once (or taken from `like`)."""
 
     size: int
 
-    def __init__(self, net: Network, x: Tensor, relaxation: float = 1.0) -> None:
+    def __init__(self, net: Network, x: Tensor, relaxation: float = 1.0, *, like: Map | None = None) -> None:
         self.net, self.relaxation = net, relaxation
-        self.drive, self.M = net.drive(x), net.couplings()
+        self.drive, self.M = (net.drive(x), net.couplings()) if like is None else (like.drive, like.M)
         self._buffers: dict[str, Tensor] = {}
 
     def __call__(self, z: Tensor, out: Tensor | None = None) -> Tensor:
@@ -52,8 +52,8 @@ class Map:
         """The part z of a state that the map iterates."""
         raise NotImplementedError
 
-    def adjoint(self, z: Tensor, grad: Tensor) -> AdjointMap:
-        """λ ↦ g + Jᵀλ at the fixed point z, for the gradient `grad` by the whole state."""
+    def adjoint(self, s: Tensor, grad: Tensor) -> AdjointMap:
+        """λ ↦ g + Jᵀλ at the fixed point s (the whole state), for the gradient `grad` by it."""
         raise NotImplementedError
 
     def relax(self, z: Tensor, settled: Tensor, out: Tensor | None = None) -> Tensor:
@@ -99,18 +99,24 @@ class Block:
         M: Couplings,
         drive: Mapping[int, Tensor] | None = None,
         out: Tensor | None = None,
+        lit: Set[int] | None = None,
     ) -> Tensor:
-        """The field of this block from the activations r of the other one: W_P r or W_Pᵀ r, plus the drive."""
-        views = None if out is None else self.views(out)
-        h = self.net.couple(source.views(r), self.members, drive, views, M)
+        """The field of this block from the activations r of the other one: W_P r or W_Pᵀ r, plus the drive.
+
+        `lit` are the layers of r that may differ from 0; None: all.
+        """
+        views, r_ = None if out is None else self.views(out), source.views(r)
+        if lit is not None:
+            r_ = {l: t for l, t in r_.items() if l in lit}
+        h = self.net.couple(r_, self.members, drive, views, M)
         return (torch.cat(h, 1) if h else r[:, :0]) if out is None else out
 
 
 class Synchronous(Map):
     """s ↦ (1 − ω) s + ω f(s, x): Eq. (5) for a CHN, Eq. (6) for a HAM. With ω the step size, it is forward Euler."""
 
-    def __init__(self, net: Network, x: Tensor, relaxation: float = 1.0) -> None:
-        super().__init__(net, x, relaxation)
+    def __init__(self, net: Network, x: Tensor, relaxation: float = 1.0, *, like: Map | None = None) -> None:
+        super().__init__(net, x, relaxation, like=like)
         self.all = Block(net, net.hidden)
         self.size = net.N
 
@@ -126,10 +132,10 @@ class Synchronous(Map):
         return s
 
     @torch.no_grad()
-    def adjoint(self, z: Tensor, grad: Tensor) -> SynchronousAdjoint:
-        h = self.all.couple(self.net.rho.rho(z), self.all, self.M, self.drive)
-        slopes = self.relax_slopes(self.net.local_slopes(z, h))
-        return SynchronousAdjoint(self.all, self.M, slopes, self.net.rho.drho(z), grad)
+    def adjoint(self, s: Tensor, grad: Tensor) -> SynchronousAdjoint:
+        h = s if self.net.identity else self.all.couple(self.net.rho.rho(s), self.all, self.M, self.drive)
+        slopes = self.relax_slopes(self.net.local_slopes(s, h))
+        return SynchronousAdjoint(self.all, self.M, slopes, self.net.rho.drho(s), grad)
 
 
 class EvenOdd(Map):
@@ -139,8 +145,8 @@ class EvenOdd(Map):
     Eq. (9); otherwise z = [output's block; other block], for each half-step needs the block's own state.
     """
 
-    def __init__(self, net: Network, x: Tensor, relaxation: float = 1.0) -> None:
-        super().__init__(net, x, relaxation)
+    def __init__(self, net: Network, x: Tensor, relaxation: float = 1.0, *, like: Map | None = None) -> None:
+        super().__init__(net, x, relaxation, like=like)
         blocks = Block(net, net.even), Block(net, net.odd)
         self.main, self.aux = blocks if len(net.layers) % 2 else blocks[::-1]
         self.memoryless = net.memoryless and relaxation == 1
@@ -187,15 +193,16 @@ class EvenOdd(Map):
         return main if self.memoryless else torch.cat([main, self.aux.gather(s)], 1)
 
     @torch.no_grad()
-    def adjoint(self, z: Tensor, grad: Tensor) -> EvenOddAdjoint:
-        s = self.join(z)
+    def adjoint(self, s: Tensor, grad: Tensor) -> EvenOddAdjoint:
         main, aux = self.main.gather(s), self.aux.gather(s)
         rho = self.net.rho
         slopes, drho = [], [rho.drho(main), rho.drho(aux)]
         for block, own, source, other in ((self.main, main, self.aux, aux), (self.aux, aux, self.main, main)):
-            h = block.couple(rho.rho(other), source, self.M, self.drive)
+            h = own if self.net.identity else block.couple(rho.rho(other), source, self.M, self.drive)
             slopes.append(self.relax_slopes(self.net.settle_slopes(own, h)))
-        return EvenOddAdjoint(self, slopes, drho, [self.main.gather(grad), self.aux.gather(grad)])
+        known = grad.device.type == "cpu"  # elsewhere a look would wait for the device
+        lit = {l for l, g in self.net.split(grad).items() if not known or bool(g.any())}
+        return EvenOddAdjoint(self, slopes, drho, [self.main.gather(grad), self.aux.gather(grad)], lit)
 
 
 def _scale(c: Tensor | None, t: Tensor) -> Tensor:
@@ -220,6 +227,13 @@ class AdjointMap:
     def cotangent(self, z: Tensor) -> Tensor:
         """The gradient by the field h of every neuron, (batch, N): what `pullback` turns into parameter gradients."""
         raise NotImplementedError
+
+    def neumann(self, terms: int) -> Tensor:
+        """The cotangent of so many terms of the series."""
+        z = self.start
+        for _ in range(terms - 1):
+            z = self(z)
+        return self.cotangent(z)
 
 
 class SynchronousAdjoint(AdjointMap):
@@ -250,51 +264,67 @@ class EvenOddAdjoint(AdjointMap):
 
     t_aux = λ_aux + D_aux ⊙ W_P (C_main ⊙ λ_main), then Jᵀλ = [A_main ⊙ λ_main + D_main ⊙ W_Pᵀ (C_aux ⊙ t_aux);
     A_aux ⊙ t_aux]. Where A_aux = 0 (a HAM without relaxation) λ_aux = g_aux, and λ_main is iterated alone.
+
+    `lit` are the layers in which the gradient is not 0, as a rule the output. Each half-step carries it on by one
+    layer, and products with layers that it has not reached are left out.
     """
 
-    def __init__(self, f: EvenOdd, slopes: Sequence[Slopes], drho: Sequence[Tensor], grads: Sequence[Tensor]) -> None:
-        self.f, self.slopes, self.drho, self.grads = f, slopes, drho, grads
-        if f.memoryless:
-            self.start = self.step(torch.zeros_like(grads[0]), grads[1])[0]
-        else:
-            self.start = torch.cat(list(grads), 1)
+    def __init__(
+        self, f: EvenOdd, slopes: Sequence[Slopes], drho: Sequence[Tensor], grads: Sequence[Tensor], lit: Set[int]
+    ) -> None:
+        self.f, self.slopes, self.drho, self.grads, self.lit = f, slopes, drho, grads, lit
+        self.start = self.to_main(None, grads[1], lit) if f.memoryless else torch.cat(list(grads), 1)
 
-    def aux_cotangent(self, main: Tensor, aux: Tensor) -> Tensor:
+    def to_aux(self, main: Tensor, aux: Tensor, lit: Set[int]) -> Tensor:
         """t_aux, the whole cotangent that arrives at the other block in one sweep."""
         t = torch.empty_like(aux)
-        self.f.aux.couple(_scale(self.slopes[0][1], main), self.f.main, self.f.M, out=t)
+        self.f.aux.couple(_scale(self.slopes[0][1], main), self.f.main, self.f.M, out=t, lit=lit)
         return torch.addcmul(aux, self.drho[1], t, out=t)
 
-    def step(self, main: Tensor, aux: Tensor) -> tuple[Tensor, Tensor]:
-        """g_main + (Jᵀλ)_main, and t_aux."""
-        t = self.aux_cotangent(main, aux)
-        new = torch.empty_like(main)
-        self.f.main.couple(_scale(self.slopes[1][1], t), self.f.aux, self.f.M, out=new)
+    def to_main(self, main: Tensor | None, t: Tensor, lit: Set[int]) -> Tensor:
+        """g_main + (Jᵀλ)_main, given t_aux; without λ_main where that is 0."""
+        new = torch.empty_like(self.grads[0])
+        self.f.main.couple(_scale(self.slopes[1][1], t), self.f.aux, self.f.M, out=new, lit=lit)
         torch.addcmul(self.grads[0], self.drho[0], new, out=new)
         a = self.slopes[0][0]
-        return (new if a is None else new.addcmul_(a.expand_as(main), main)), t
+        return new if a is None or main is None else new.addcmul_(a.expand_as(main), main)
+
+    def sweep(self, z: Tensor, lit: Set[int]) -> tuple[Tensor, Set[int]]:
+        """g + Jᵀλ and the layers lit in it, given λ and the layers lit in that."""
+        main, aux = self.f.parts(z)
+        t = self.to_aux(main, self.grads[1] if self.f.memoryless else aux, lit)
+        new, lit = self.to_main(main, t, self.grow(lit)), self.grow(self.grow(lit))
+        if self.f.memoryless:
+            return new, lit
+        a = self.slopes[1][0]
+        return torch.cat([new, torch.addcmul(self.grads[1], a.expand_as(t), t)], 1), lit  # type: ignore[union-attr]
+
+    def grow(self, lit: Set[int]) -> Set[int]:
+        return {j for l in lit for j in (l - 1, l, l + 1)} & set(self.f.net.hidden)
 
     @torch.no_grad()
     def __call__(self, z: Tensor, out: Tensor | None = None) -> Tensor:
-        main, aux = self.f.parts(z)
-        if self.f.memoryless:
-            new = self.step(main, self.grads[1])[0]
-        else:
-            new_main, t = self.step(main, aux)
-            a = self.slopes[1][0]
-            new = torch.cat([new_main, torch.addcmul(self.grads[1], a.expand_as(t), t)], 1)  # type: ignore[union-attr]
+        new, _ = self.sweep(z, set(self.f.net.hidden))
         return new if out is None else out.copy_(new)
 
     def restrict(self, keep: Tensor) -> EvenOddAdjoint:
         slopes = [(_pick(a, keep), _pick(c, keep)) for a, c in self.slopes]
-        return EvenOddAdjoint(self.f, slopes, [d[keep] for d in self.drho], [g[keep] for g in self.grads])
+        return EvenOddAdjoint(self.f, slopes, [d[keep] for d in self.drho], [g[keep] for g in self.grads], self.lit)
 
     @torch.no_grad()
-    def cotangent(self, z: Tensor) -> Tensor:
+    def cotangent(self, z: Tensor, lit: Set[int] | None = None) -> Tensor:
         main, aux = self.f.parts(z)
-        t = self.aux_cotangent(main, self.grads[1] if self.f.memoryless else aux)
+        lit = set(self.f.net.hidden) if lit is None else lit
+        t = self.to_aux(main, self.grads[1] if self.f.memoryless else aux, lit)
         parts = {
             **self.f.main.views(_scale(self.slopes[0][1], main)),
             **self.f.aux.views(_scale(self.slopes[1][1], t)),
         }
         return torch.cat([parts[l] for l in self.f.net.hidden], 1)
+
+    @torch.no_grad()
+    def neumann(self, terms: int) -> Tensor:
+        z, lit = self.start, self.grow(self.lit) if self.f.memoryless else self.lit
+        for _ in range(terms - 1):
+            z, lit = self.sweep(z, lit)
+        return self.cotangent(z, lit)

@@ -37,6 +37,7 @@ class Network(nn.Module):
 
     damping: ClassVar[float] = 1.0  # the paper's relaxation of the synchronous update
     memoryless: ClassVar[bool] = False  # does a block's minimiser forget the block's own state?
+    identity: ClassVar[bool] = False  # is the local rule s ← h, so that an equilibrium is its own field?
 
     def __init__(
         self,
@@ -129,7 +130,7 @@ class Network(nn.Module):
                     h = buffer.copy_(part) if h is None else torch.add(h, part, out=buffer)
                 else:
                     h = torch.mm(r[j], M[l, j], out=buffer) if h is None else torch.addmm(h, r[j], M[l, j], out=buffer)
-            if not neighbours and buffer is not None:  # two layers: only the input speaks to the one layer of state
+            if not neighbours and buffer is not None:  # say, two layers: nobody speaks to the one layer of state
                 h = buffer.zero_() if h is None else buffer.copy_(h)
             assert h is not None, "a layer without neighbours needs a drive or a buffer"
             result.append(h)
@@ -251,7 +252,7 @@ class HAM(Network):
     A field h has its energy minimum at s = h exactly (the Legendre transform): one step settles a block.
     """
 
-    memoryless = True
+    memoryless = identity = True
 
     def local(self, s: Tensor, h: Tensor) -> Tensor:
         return h

@@ -141,7 +141,7 @@ def equilibrium(net: Network, x: Tensor, row: Row, tol: float) -> Solution:
     with torch.no_grad():
         half = net.memoryless and not even_odd
         f = EvenOdd(net, x) if half or even_odd else Synchronous(net, x, net.damping)
-        own = Synchronous(net, x) if half and type(solver) is not Picard else f
+        own = Synchronous(net, x, like=f) if half and type(solver) is not Picard else f
         sol = iterate(own, own.start(), solver, max_iter=n // 2 if half and own is f else n, tol=TOL)
         z = sol.state if own is f else f.cut(sol.state)
         near = sol.converged.nonzero().flatten()

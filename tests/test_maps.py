@@ -130,7 +130,7 @@ def test_restrict_keeps_the_chosen_samples(model, layers, even_odd):
     z = f.start(random_state(net, len(x)))
     keep = torch.tensor([3, 0])
     torch.testing.assert_close(f.restrict(keep)(z[keep]), f(z)[keep], **EXACT)
-    adjoint = f.adjoint(z, random_state(net, len(x), seed=5))
+    adjoint = f.adjoint(f.join(z), random_state(net, len(x), seed=5))
     torch.testing.assert_close(adjoint.restrict(keep)(z[keep]), adjoint(z)[keep], **EXACT)
 
 
@@ -143,9 +143,22 @@ def test_adjoint_is_the_transpose_of_the_jacobian(model, layers, even_odd):
             z = hop.iterate(f, f.start(), hop.Picard(), max_iter=1000, tol=1e-15).state
         J = torch.autograd.functional.jacobian(lambda z, f=f: f(z[None])[0], z[0])
         grad = random_state(net, 1, seed=2)
-        adjoint = f.adjoint(z, grad)
+        adjoint = f.adjoint(f.join(z), grad)
         lam = random_state(net, 1, seed=3)[:, : f.size]
         torch.testing.assert_close(adjoint(lam), adjoint.start + lam @ J, atol=1e-10, rtol=1e-10)
+
+
+@pytest.mark.parametrize("layer", [1, 2, -1])
+def test_layers_that_the_gradient_has_not_reached_can_be_left_out(model, even_odd, layer):
+    net, x = tiny(model, [6, 7, 5, 4, 5, 3, 2])
+    f = (hop.EvenOdd if even_odd else hop.Synchronous)(net, x)
+    s, grad = random_state(net, len(x)), net.zeros(len(x))
+    net.layer(grad, layer)[:] = 1
+    adjoint = f.adjoint(s, grad)
+    z = adjoint.start
+    for terms in range(1, 6):
+        assert torch.equal(adjoint.neumann(terms), adjoint.cotangent(z))
+        z = adjoint(z)
 
 
 class ExactCHN(hop.CHN):
