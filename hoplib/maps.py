@@ -21,9 +21,11 @@ from .network import Couplings, Network, Slopes, slices
 
 
 class Map:
-    """z ↦ f(z) for one batch of inputs x, whose share b + U ρ(x) of the field is computed once (or taken from `like`)."""
+    """z ↦ f(z) for a batch of inputs x, whose share b + U ρ(x) of the field is computed once, or taken from `like`."""
 
     size: int
+    drive: dict[int, Tensor]
+    M: Couplings
 
     def __init__(self, net: Network, x: Tensor, relaxation: float = 1.0, *, like: Map | None = None) -> None:
         self.net, self.relaxation = net, relaxation
