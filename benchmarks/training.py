@@ -10,7 +10,7 @@ batches, at the same weights, to which the network is put back each time, togeth
 the fast step has just made, shape by shape: the share of their speed is the last column but one.
 
 The weights are those after a few steps of training, or with --checkpoints those of a finished training of the same
-network (by any solver: the equilibria are the same). Only the fast route costs more where more iterations are needed.
+network (of a HAM by any solver: the equilibria are the same). Only the fast route's cost depends on them.
 With one thread on the CPU, times are CPU time: hours of an idle core. Still, neighbours on a shared machine slow its
 caches down: read the ratios.
 """
@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from itertools import cycle
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -47,7 +47,6 @@ STEPS, SEEDS, CORES = 937, 5, 2  # steps an epoch; what the projection is for
 WIDTHS = {f"× {w:g}": (784, *(int(w * n) for n in LAYERS[5][1:-1]), 10) for w in (0.25, 0.5, 1)}
 DEPTHS = {f"{d} layers": (784, *[256] * (d - 2), 10) for d in (3, 5, 7, 9)}
 BATCHES = (16, 64, 256)
-SAME = ("model", "layers", "readout", "lr")  # what two trainings of one network have in common
 
 
 # -- the straightforward formulation ----------------------------------------------------------------------------
@@ -242,17 +241,6 @@ def first_iterations(net: hop.Network, row: Row, x: Tensor, n: int) -> tuple[lis
 # -- a training step --------------------------------------------------------------------------------------------
 
 
-def warm_up(training: Training, batches: Iterator[tuple[Tensor, Tensor]], steps: int) -> int:
-    """So many steps of training, or as many as leave the weights finite; how many that were."""
-    for i in range(steps):
-        before = deepcopy(training.state_dict())
-        training.step(*next(batches))
-        if not all(bool(p.isfinite().all()) for p in training.net.parameters()):
-            training.load_state_dict(before)
-            return i
-    return steps
-
-
 Shape = tuple[int, int, int]  # a product: of how many samples, to which layer, from which
 
 
@@ -335,27 +323,31 @@ class Bench:
     def batches(self, size: int) -> Iterator[tuple[Tensor, Tensor]]:
         return cycle(self.data.train.batches(size, generator=torch.Generator().manual_seed(0)))
 
-    def trained(self, row: Row, size: int) -> tuple[Training, Iterator[tuple[Tensor, Tensor]], int]:
-        """A training after its warm-up, the batches that follow, and the number of its steps."""
+    def trained(self, row: Row, size: int) -> tuple[Training, Iterator[tuple[Tensor, Tensor]]]:
+        """A training after its warm-up, and the batches that follow."""
         self.bar.set_postfix_str(row.training)
         training = Training(Config(row, batch_size=size), fused=self.fused)
         batches = self.batches(size)
         if (found := self.checkpoint(row)) is not None:
             training.load_state_dict(torch.load(found, map_location=training.device, weights_only=True))
-            return training, batches, training.epoch * STEPS
-        return training, batches, warm_up(training, batches, self.steps)
+        else:
+            for x, y in islice(batches, self.steps):
+                training.step(x, y)
+        return training, batches
 
     def checkpoint(self, row: Row) -> Path | None:
-        """That of the training, or of another one of the same network, whose equilibria are the same."""
+        """That of the training, or of another one of the same HAM, whose equilibria are the same by any solver."""
         if self.checkpoints is None:
             return None
-        twins = [n for n in TRAININGS if all(getattr(get_row(n), k) == getattr(row, k) for k in SAME)]
+        twins = [
+            n for n in TRAININGS if row.model == "HAM" and get_row(n).model == "HAM" and get_row(n).layers == row.layers
+        ]
         paths = [self.checkpoints / name / "seed-0.pt" for name in [row.training, *twins]]
         return next((path for path in paths if path.exists()), None)
 
     def step(self, row: Row, size: int) -> tuple[dict[str, float], hop.Network]:
         """Medians of both routes and of the bare products, iterations and work of the fast one; and the network."""
-        training, batches, steps = self.trained(row, size)
+        training, batches = self.trained(row, size)
         slow, state, evaluations = straightforward(training), deepcopy(training.state_dict()), []
         batch, log, work, bare = next(batches), list[Shape](), [], Products(slow.net)
 
@@ -390,7 +382,7 @@ class Bench:
             "products": products,
             "share": products / t["fast"],
             "gradients_differ": difference([gradient(training.net)], [gradient(net)]),
-            "warm_up": steps,
+            "epochs_before": training.epoch,
         }, net
 
     @torch.no_grad()
@@ -454,11 +446,8 @@ def trainings(bench: Bench, names: Sequence[str]) -> tuple[dict[str, dict[str, f
         r, nets[name] = bench.step(row, bench.batch)
         found[name] = {**r, "check": agreement, "epochs": row.epoch}
         work = [f"{r['backward_steps']}", f"{r['multiply_adds'] / 1e9:.2f}", f"{r['gflops']:.1f}", f"{r['share']:.0%}"]
-        mark = "" if r["warm_up"] == bench.steps else f" (at {r['warm_up']})"
-        show(name + mark, *cells(r), *work, f"{r['gradients_differ']:.0e}")
+        show(name, *cells(r), *work, f"{r['gradients_differ']:.0e}")
         bench.bar.update()
-    if any(r["warm_up"] < bench.steps for r in found.values()):
-        show("(at n): the next step makes the weights infinite or NaN; timed at those after n steps")
     return found, nets
 
 

@@ -20,9 +20,12 @@ from .solvers import Picard, Solution, iterate
 
 
 class Backward(Protocol):
-    """A way to differentiate s*: it returns the state that z* stands for, connected to the parameters and to x."""
+    """A way to differentiate s*: it returns the state that z* stands for, connected to the parameters and to x.
 
-    def attach(self, f: Map, x: Tensor, z0: Tensor, z_star: Tensor, residual: Tensor, max_iter: int) -> Tensor: ...
+    `residual` (batch,) tells how far z* is from a fixed point.
+    """
+
+    def attach(self, f: Map, x: Tensor, z_star: Tensor, residual: Tensor) -> Tensor: ...
 
 
 @dataclass(frozen=True)
@@ -44,7 +47,7 @@ class Adjoint:
         _check_at_least("Adjoint's steps", self.steps, 1)
         _check_tol(self.tol)
 
-    def attach(self, f: Map, x: Tensor, z0: Tensor, z_star: Tensor, residual: Tensor, max_iter: int) -> Tensor:
+    def attach(self, f: Map, x: Tensor, z_star: Tensor, residual: Tensor) -> Tensor:
         return _implicit(self, f, z_star, x)
 
     def cotangent(self, f: Map, s_star: Tensor, grad: Tensor) -> Tensor:
@@ -98,7 +101,7 @@ class RecurrentBackprop:
         _check_at_least("RecurrentBackprop's steps", self.steps, 1)
         _check_tol(self.closed_form)
 
-    def attach(self, f: Map, x: Tensor, z0: Tensor, z_star: Tensor, residual: Tensor, max_iter: int) -> Tensor:
+    def attach(self, f: Map, x: Tensor, z_star: Tensor, residual: Tensor) -> Tensor:
         steps = f.net.backward_steps(isinstance(f, EvenOdd)) if self.steps is None else self.steps
         near = residual < self.closed_form
         if self.closed_form == 0 or not bool(near.any()):
@@ -112,10 +115,7 @@ class RecurrentBackprop:
 
 @dataclass(frozen=True)
 class ThroughTime:
-    """Backpropagation through all max_iter Picard steps: the oracle of the others. Memory grows with max_iter."""
-
-    def attach(self, f: Map, x: Tensor, z0: Tensor, z_star: Tensor, residual: Tensor, max_iter: int) -> Tensor:
-        return _unroll(f, x, z0, max_iter)
+    """Backpropagation through all max_iter Picard steps from s⁰: the oracle of the others. Memory grows with them."""
 
 
 def _unroll(f: Map, x: Tensor, z: Tensor, steps: int) -> Tensor:
@@ -136,7 +136,7 @@ def solve(
     early_stop: bool = True,
     trace: bool = False,
     s0: Tensor | None = None,
-    backward: Backward | None = None,
+    backward: Backward | ThroughTime | None = None,
 ) -> Solution:
     """The equilibrium s* of the network on the inputs x (batch, n₀), from s⁰ = 0 or from `s0` (batch, N).
 
@@ -167,8 +167,10 @@ def solve(
         z_star = sol.state
         sol.state = f.join(z_star)
     sol.net = net
-    if backward is not None:
-        sol.state = backward.attach(f, x, z0, z_star, sol.residual, max_iter)
+    if isinstance(backward, ThroughTime):
+        sol.state = _unroll(f, x, z0, max_iter)
+    elif backward is not None:
+        sol.state = backward.attach(f, x, z_star, sol.residual)
     return sol
 
 

@@ -151,7 +151,7 @@ def equilibrium(net: Network, x: Tensor, row: Row, tol: float) -> Solution:
         sol.residual[near] = torch.where(good, end.residual, sol.residual[near])
         sol.evaluations += end.evaluations
     backward = RecurrentBackprop(k // 2 if half else k, closed_form=TOL)
-    sol.net, sol.state = net, backward.attach(f, x, z, z, sol.residual, n)
+    sol.net, sol.state = net, backward.attach(f, x, z, sol.residual)
     return sol
 
 
