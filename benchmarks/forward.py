@@ -66,8 +66,8 @@ def compare(
     *,
     prepare: Callable[[], object] = lambda: None,
     rounds: int = 5,
-) -> dict[str, float]:
-    """Median seconds of each, run in turn for about that long; `prepare` runs before each round and is not timed.
+) -> dict[str, list[float]]:
+    """Seconds of each in each round, run in turn for about that long; `prepare` runs before a round and is not timed.
 
     With one thread on the CPU these are seconds of CPU time, so that other work on the machine does not count.
     """
@@ -85,6 +85,10 @@ def compare(
             if torch.cuda.is_available():
                 torch.cuda.synchronize()
             times[name].append(clock() - start)
+    return times
+
+
+def medians(times: dict[str, list[float]]) -> dict[str, float]:
     return {name: statistics.median(t) for name, t in times.items()}
 
 
@@ -117,7 +121,7 @@ def main() -> None:
             "HAM-DEQ": solver(False, hop.Anderson()),
             "HAM-EO-DEQ": solver(True, hop.Anderson()),
         }
-        t = compare(candidates, args.seconds)
+        t = medians(compare(candidates, args.seconds))
         flops = 2 * net.multiply_adds() * ITERATIONS * args.batch + 2 * layers[0] * layers[1] * args.batch
         ideal = t["products"] + t["input"]  # the product with the input weights belongs to a solve too
         for name in ("HAM", "HAM-EO", "HAM-DEQ", "HAM-EO-DEQ"):

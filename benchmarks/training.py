@@ -32,7 +32,7 @@ from typing import Any
 from unittest import mock
 
 import torch
-from forward import compare
+from forward import compare, medians
 from torch import Tensor
 from tqdm import tqdm
 
@@ -364,12 +364,13 @@ class Bench:
 
         candidates: dict[str, Callable[[], object]] = {
             "fast": fast,
-            "straightforward": lambda: slow.step(*batch),
             "products": lambda: bare.run(log),
             "ends": ends(slow.net, size),
+            "straightforward": lambda: slow.step(*batch),
         }
-        t = compare(candidates, self.seconds, prepare=prepare)
-        net, products = slow.net, t["products"] + t["ends"]
+        times = compare(candidates, self.seconds, prepare=prepare)
+        t, net = medians(times), slow.net
+        shares = [(p + e) / f for p, e, f in zip(times["products"], times["ends"], times["fast"], strict=True)]
         all_work = statistics.mean(work) + size * (2 * net.layers[0] * net.layers[1] + net.multiply_adds())
         return {
             "fast": t["fast"],
@@ -379,8 +380,8 @@ class Bench:
             "backward_steps": backward_steps(net, row),
             "multiply_adds": all_work,
             "gflops": 2 * all_work / t["fast"] / 1e9,
-            "products": products,
-            "share": products / t["fast"],
+            "products": t["products"] + t["ends"],
+            "share": statistics.median(shares),  # of the products of the same step
             "gradients_differ": difference([gradient(training.net)], [gradient(net)]),
             "epochs_before": training.epoch,
         }, net
@@ -406,7 +407,7 @@ class Bench:
             labels["straightforward"].append(output(net, row, equilibrium(net, row, batch)[0]).argmax(1))
 
         rounds = math.ceil(images / size)
-        t = compare({"fast": fast, "straightforward": slow}, 0, prepare=prepare, rounds=rounds)
+        t = medians(compare({"fast": fast, "straightforward": slow}, 0, prepare=prepare, rounds=rounds))
         same = torch.cat(labels["fast"]) == torch.cat(labels["straightforward"])
         return {
             **{name: rounds * seconds for name, seconds in t.items()},
