@@ -26,7 +26,7 @@ class Status(IntEnum):
 
 
 class FixedPointMap(Protocol):
-    """What `iterate` asks of a map: evaluate it, and restrict it to some samples."""
+    """What `iterate` asks of a map: evaluate it, into `out` where that is given, and restrict it to some samples."""
 
     def __call__(self, z: Tensor, out: Tensor | None = None) -> Tensor: ...
 
@@ -53,7 +53,7 @@ class Memory:
         return f(z, out=self[0])
 
     def next(self, x: Tensor) -> Tensor:
-        """The iterate after x, of which the newest map value is."""
+        """The iterate after x, given the newest map value, which is that of x."""
         return self[0]
 
     def restrict(self, keep: Tensor) -> None:
