@@ -28,7 +28,7 @@ lint: setup  ## style and types
 	$(BIN)/mypy
 
 test: lint  ## everything that can fail, in a few minutes
-	$(BIN)/python -m pytest tests notebooks -n $(WORKERS) --dist loadscope \
+	$(BIN)/python -m pytest tests notebooks -n $(WORKERS) --dist loadscope --no-loadscope-reorder \
 		--nbval-lax --nbval-current-env --nbval-cell-timeout 120 \
 		--cov=hoplib --cov-report=term-missing:skip-covered --cov-fail-under=95
 
