@@ -10,7 +10,7 @@ batches, at the same weights, to which the network is put back each time, togeth
 the fast step has just made, shape by shape: the share of their speed is the last column but one.
 
 The weights are those after a few steps of training, or with --checkpoints those of a finished training of the same
-network (of a HAM by any solver: the equilibria are the same). Only the fast route's cost depends on them.
+network (of a HAM by any solver: nearly all equilibria are the same). Only the fast route's cost depends on them.
 With one thread on the CPU, times are CPU time: hours of an idle core. Still, neighbours on a shared machine slow its
 caches down: read the ratios.
 """
@@ -336,7 +336,7 @@ class Bench:
         return training, batches
 
     def checkpoint(self, row: Row) -> Path | None:
-        """That of the training, or of another one of the same HAM, whose equilibria are the same by any solver."""
+        """That of the training, or of another one of the same HAM, whose equilibria are nearly all the same."""
         if self.checkpoints is None:
             return None
         twins = [
