@@ -8,6 +8,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from enum import IntEnum
+from functools import cache
+from types import ModuleType
 from typing import Protocol
 
 import torch
@@ -33,15 +35,28 @@ class FixedPointMap(Protocol):
     def restrict(self, keep: Tensor) -> FixedPointMap: ...
 
 
+@cache
+def kernels() -> ModuleType | None:
+    """The compiled loops, where Numba is installed; imported when first needed, for that takes a second."""
+    try:
+        from . import kernels
+    except ImportError:
+        return None
+    return kernels
+
+
 class Memory:
     """The map values of the last iterations, G (depth, batch, n), a ring in which the map leaves the newest itself.
 
-    Picard's next iterate is the newest of them; the loop looks back on two more.
+    Picard's next iterate is the newest of them; the loop looks back on two more. On one thread of a CPU the passes over
+    memory are those of compiled loops, elsewhere of torch's operations: the same numbers to rounding.
     """
 
     def __init__(self, z: Tensor, depth: int = 3) -> None:
         self.k, self.depth = -1, depth  # k: the iteration that the newest value is of
         self.G = z.new_empty(depth, *z.shape)
+        fit = z.device.type == "cpu" and z.dtype in (torch.float32, torch.float64) and torch.get_num_threads() == 1
+        self.kernels = kernels() if fit else None
 
     def __getitem__(self, back: int) -> Tensor:
         """The map value of so many iterations ago."""
@@ -51,6 +66,14 @@ class Memory:
         """g = f(z), kept."""
         self.k += 1
         return f(z, out=self[0])
+
+    def residual(self, back: int = 1) -> Tensor:
+        """How far the newest map value is from an older one, per sample."""
+        if self.kernels is None:
+            return residual(self[0], self[back])
+        r = self.G.new_empty(self.G.shape[1])
+        self.kernels.residual(self[0].numpy(), self[back].numpy(), r.numpy())
+        return r
 
     def next(self, x: Tensor) -> Tensor:
         """The iterate after x, given the newest map value, which is that of x."""
@@ -119,14 +142,19 @@ class AndersonMemory(Memory):
         self.one = torch.eye(self.depth, dtype=z.dtype, device=z.device)
 
     def next(self, x: Tensor) -> Tensor:
-        o, g = self.options, self[0]
+        o, g, mix = self.options, self[0], self.k >= self.options.plain_steps
         slot, used = self.k % self.depth, min(self.k + 1, o.m)
+        if self.kernels is not None:
+            z = torch.empty_like(g) if mix else g
+            arrays = (t.detach().numpy() for t in (x, self.G, self.F, self.gram, z))
+            self.kernels.anderson(*arrays, slot, used, mix, o.mu, o.relative, o.safeguard)
+            return z
         f = torch.sub(g, x, out=self.F[slot])
         window = slice(used) if self.depth == o.m else [(slot - j) % self.depth for j in range(used)]  # where m < 3
         F, G = self.F[window].transpose(0, 1), self.G[window].transpose(0, 1)
         row = torch.bmm(f[:, None], F.mT).squeeze(1)  # ten times faster than F f
         self.gram[:, slot, window] = self.gram[:, window, slot] = row
-        if self.k < o.plain_steps:
+        if not mix:
             return g
         gram = self.gram[:, window][:, :, window].clone()
         diagonal = gram.diagonal(dim1=1, dim2=2)
@@ -248,7 +276,7 @@ def iterate(
         g = memory.evaluate(f, z)
         evaluations += rows.shape[0]
         if k > 0:
-            r = residual(g, memory[1])
+            r = memory.residual()
             if residuals is not None:
                 residuals[k - 1, rows] = torch.where(running, r, math.nan) if early_stop else r
             ended = running & ((r >= tol_) & (r < infinity)).logical_not_()
@@ -279,7 +307,7 @@ def iterate(
         else:
             part["state"], part["residual"] = g, r
         if max_iter > 2:
-            cycling = running & (residual(g, memory[2]) < _CYCLE * part["residual"])
+            cycling = running & (memory.residual(2) < _CYCLE * part["residual"])
             part["status"] = torch.where(cycling, Status.CYCLING, part["status"])
         for name, piece in part.items():
             total[name][rows] = piece
