@@ -76,7 +76,10 @@ def anderson(
     A, alpha = np.empty((used, used), G.dtype), np.empty(used, G.dtype)
     tiny, window = np.finfo(G.dtype).tiny, [(slot - back) % len(G) for back in range(used)]
     for i in range(len(x)):
-        g, f, x_, z_ = G[slot, i], F[slot, i], x[i], z[i]
+        g = G[slot, i]  # one by one: writing through a view that was unpacked from a tuple may be optimised away
+        f = F[slot, i]
+        x_ = x[i]
+        z_ = z[i]
         xx = zz = gz = trace = G.dtype.type(0)
         for j in range(len(f)):
             f[j] = g[j] - x_[j]
@@ -103,7 +106,8 @@ def anderson(
         for j in range(len(z_)):
             zz += z_[j] * z_[j]
             gz += (g[j] - z_[j]) * (g[j] - z_[j])
-        closer = np.sqrt(gz) / np.sqrt(zz) < np.sqrt(gram[i, slot, slot]) / np.sqrt(xx)
-        if not (np.isfinite(alpha).all() and (closer or not safeguard)):
-            for j in range(len(z_)):
-                z_[j] = g[j]
+        taken = np.isfinite(alpha).all()
+        if safeguard:
+            taken &= np.sqrt(gz) / np.sqrt(zz) < np.sqrt(gram[i, slot, slot]) / np.sqrt(xx)
+        if not taken:
+            z[i] = g
