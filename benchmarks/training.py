@@ -6,8 +6,8 @@ For each training of the table: `hoplib.train.Training.step` and the straightfor
 paper's equations literally (dense W with its zeros, the fixed number of iterations for the whole batch,
 backpropagation through unrolled steps, Madam by its formula). First both must give the same loss, gradients and new
 weights in float64 on a small network of the same kind, or the benchmark stops. Then they alternate, on the same
-batches, at the same weights, to which the network is put back each time, together with the bare matrix products that
-the fast step has just made, shape by shape: the share of their speed is the last column but one.
+batches, at the same weights, to which the network is put back each time. After that the fast step alternates with all
+matrix products that it makes, shape by shape, and nothing else: the share of their speed is the last column but one.
 
 The weights are those after a few steps of training, or with --checkpoints those of a finished training of the same
 network (of a HAM by any solver: nearly all equilibria are the same). Only the fast route's cost depends on them.
@@ -23,27 +23,26 @@ import math
 import statistics
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import torch
 from forward import compare, medians
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 from tqdm import tqdm
 
 import hoplib as hop
-from hoplib.network import NARROW
 from hoplib.table import LAYERS, ROWS, SOLVERS, TRAININGS, Row, get_row, select
 from hoplib.train import Config, Training, can_compile, readout
 
 TOLERANCE = 5e-6  # the largest relative difference of the two routes, in float64; one backward step more makes 2e-5
 SMALL = {3: (784, 24, 10), 5: (784, 24, 18, 14, 10), 7: (784, 24, 20, 16, 14, 12, 10)}
 STEPS, SEEDS, CORES = 937, 5, 2  # steps an epoch; what the projection is for
+SHARE_ROUNDS = 25  # the share of matrix-product speed is the median over at least as many, for the machine is noisy
 WIDTHS = {f"× {w:g}": (784, *(int(w * n) for n in LAYERS[5][1:-1]), 10) for w in (0.25, 0.5, 1)}
 DEPTHS = {f"{d} layers": (784, *[256] * (d - 2), 10) for d in (3, 5, 7, 9)}
 BATCHES = (16, 64, 256)
@@ -241,60 +240,56 @@ def first_iterations(net: hop.Network, row: Row, x: Tensor, n: int) -> tuple[lis
 # -- a training step --------------------------------------------------------------------------------------------
 
 
-Shape = tuple[int, int, int]  # a product: of how many samples, to which layer, from which
+@dataclass(frozen=True)
+class Operand:
+    """A factor of a matrix product: its shape, and whether it lies in memory by columns."""
+
+    shape: tuple[int, int]
+    transposed: bool
+
+    def make(self, device: torch.device) -> Tensor:
+        """Some matrix like it."""
+        rows, columns = self.shape
+        return torch.rand(columns, rows, device=device).T if self.transposed else torch.rand(self.shape, device=device)
 
 
-@contextmanager
-def recorded() -> Iterator[list[Shape]]:
-    """The matrix products of the iterations in this context, forward and adjoint."""
-    log: list[Shape] = []
-    couple = hop.Network.couple
+Product = tuple[Operand, Operand]
 
-    def logged(net: hop.Network, r: Any, targets: Sequence[int], *rest: Any) -> list[Tensor]:
-        log.extend((len(r[j]), l, j) for l in targets for j in (l - 1, l + 1) if j in r)
-        return couple(net, r, targets, *rest)
 
-    with mock.patch.object(hop.Network, "couple", logged):
-        yield log
+class Recorder(TorchDispatchMode):
+    """All matrix products in this context, those of autograd among them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.log: list[Product] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.overloadpacket in (torch.ops.aten.mm, torch.ops.aten.addmm):
+            a, b = (Operand(tuple(t.shape), t.stride(0) < t.stride(1)) for t in args[-2:])
+            self.log.append((a, b))
+        return func(*args, **(kwargs or {}))
 
 
 class Products:
-    """The same products and nothing else, each written the way that is faster, on preallocated buffers."""
+    """The same products and nothing else, on preallocated buffers."""
 
-    def __init__(self, net: hop.Network) -> None:
-        with torch.no_grad():
-            self.n, self.M = net.layers, net.couplings()
-        self.buffers: dict[tuple[int, ...], Tensor] = {}
+    def __init__(self, device: torch.device) -> None:
+        self.device, self.buffers = device, dict[tuple[str, Any], Tensor]()
 
-    def buffer(self, *key: int) -> Tensor:
-        if key not in self.buffers:
-            self.buffers[key] = torch.rand(key[:2], device=self.M[2, 1].device)
-        return self.buffers[key]
+    def buffer(self, role: str, like: Operand) -> Tensor:
+        if (role, like) not in self.buffers:
+            self.buffers[role, like] = like.make(self.device)
+        return self.buffers[role, like]
 
     @torch.no_grad()
-    def run(self, log: Sequence[Shape]) -> None:
-        for batch, l, j in log:
-            r, M = self.buffer(batch, self.n[j], 0), self.M[l, j]
-            if self.n[l] < NARROW:
-                torch.mm(M.T, r.T, out=self.buffer(self.n[l], batch, 1))
-            else:
-                torch.mm(r, M, out=self.buffer(batch, self.n[l], 1))
+    def run(self, log: Sequence[Product]) -> None:
+        for a, b in log:
+            out = self.buffer("out", Operand((a.shape[0], b.shape[1]), False))
+            torch.mm(self.buffer("left", a), self.buffer("right", b), out=out)
 
 
-def ends(net: hop.Network, batch: int) -> Callable[[], None]:
-    """The products of a step outside its iterations: with the input weights, and the gradients by all weights."""
-    states = [torch.rand(batch, n, device=net.W[0].device) for n in net.layers]
-    weights = [torch.empty_like(w) for w in net.W]
-    drive = torch.empty_like(states[1])
-
-    def run() -> None:
-        torch.mm(states[0], net.W[0].detach().T, out=drive)
-        for i, w in enumerate(weights):
-            torch.mm(states[i + 1].T, states[i], out=w)
-            if i > 0:
-                torch.addmm(w, states[i + 1].T, states[i], out=w)
-
-    return run
+def multiply_adds(log: Sequence[Product]) -> int:
+    return sum(math.prod(a.shape) * b.shape[1] for a, b in log)
 
 
 def backward_steps(net: hop.Network, row: Row) -> int:
@@ -349,29 +344,27 @@ class Bench:
         """Medians of both routes and of the bare products, iterations and work of the fast one; and the network."""
         training, batches = self.trained(row, size)
         slow, state, evaluations = straightforward(training), deepcopy(training.state_dict()), []
-        batch, log, work, bare = next(batches), list[Shape](), [], Products(slow.net)
+        batch, log, work, bare = next(batches), list[Product](), [], Products(training.device)
 
         def prepare() -> None:
-            nonlocal batch
+            nonlocal batch, log
             batch = next(batches)
             training.load_state_dict(deepcopy(state))
+            with Recorder() as recorder:
+                training.gradients(*batch)
+            log = recorder.log
+            bare.run(log)  # so that the buffers are there
+            work.append(multiply_adds(log))
 
         def fast() -> None:
-            nonlocal log
-            with recorded() as log:
-                evaluations.append(training.step(*batch)[0].evaluations / size)
-            work.append(sum(b * slow.net.layers[l] * slow.net.layers[j] for b, l, j in log))
+            evaluations.append(training.step(*batch)[0].evaluations / size)
 
-        candidates: dict[str, Callable[[], object]] = {
-            "fast": fast,
-            "products": lambda: bare.run(log),
-            "ends": ends(slow.net, size),
-            "straightforward": lambda: slow.step(*batch),
-        }
-        times = compare(candidates, self.seconds, prepare=prepare)
-        t, net = medians(times), slow.net
-        shares = [(p + e) / f for p, e, f in zip(times["products"], times["ends"], times["fast"], strict=True)]
-        all_work = statistics.mean(work) + size * (2 * net.layers[0] * net.layers[1] + net.multiply_adds())
+        routes: dict[str, Callable[[], object]] = {"fast": fast, "straightforward": lambda: slow.step(*batch)}
+        t = medians(compare(routes, self.seconds, prepare=prepare))
+        twice: dict[str, Callable[[], object]] = {"fast": fast, "products": lambda: bare.run(log)}
+        times = compare(twice, self.seconds, prepare=prepare, rounds=SHARE_ROUNDS)
+        shares = [p / f for p, f in zip(times["products"], times["fast"], strict=True)]
+        net, all_work = slow.net, statistics.mean(work)
         return {
             "fast": t["fast"],
             "straightforward": t["straightforward"],
@@ -380,7 +373,7 @@ class Bench:
             "backward_steps": backward_steps(net, row),
             "multiply_adds": all_work,
             "gflops": 2 * all_work / t["fast"] / 1e9,
-            "products": t["products"] + t["ends"],
+            "products": statistics.median(times["products"]),
             "share": statistics.median(shares),  # of the products of the same step
             "gradients_differ": difference([gradient(training.net)], [gradient(net)]),
             "epochs_before": training.epoch,

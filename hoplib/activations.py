@@ -9,9 +9,12 @@ import math
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
+
+from . import kernels
 
 
 class Activation:
@@ -33,6 +36,14 @@ class Activation:
     def weigh(self, h: Tensor, s: Tensor, r: Tensor, out: Tensor) -> Tensor:
         """ρ'(s) h/steepness given r = ρ(s), into `out` (h or r): cheaper than `drho`, with absolute accuracy."""
         return torch.mul(self.drho(s), h, out=out)
+
+    def settle(self, s: Tensor, h: Tensor, w: float, steps: int, r: Tensor, out: Tensor) -> Tensor:
+        """So many times s ← (1 − ω) s + ω ρ'(s) h, into `out`; h and the scratch tensor r are used up."""
+        h.mul_(w * self.steepness)
+        for _ in range(steps):
+            self.weigh(h, s, self.rho(s, out=r), out=r)
+            s = torch.add(r, s, alpha=1 - w, out=out)
+        return s
 
     def slopes(self, s: Tensor) -> tuple[Tensor, Tensor]:
         """ρ'(s) and ρ''(s) together: cheaper than one by one, with absolute accuracy."""
@@ -141,11 +152,20 @@ class ShiftedSigmoid(Activation):
     def rho(self, s: Tensor, out: Tensor | None = None) -> Tensor:
         if out is None:
             return torch.sigmoid(4 * s - 2)
+        if kernels.fit(s, out, dtypes=(torch.float32,)):
+            kernels.rho(s.detach().numpy(), out.numpy())
+            return out
         return torch.add(_minus_2(s.dtype, s.device), s, alpha=4, out=out).sigmoid_()  # 4s − 2 in one pass
 
     def weigh(self, h: Tensor, s: Tensor, r: Tensor, out: Tensor) -> Tensor:
         weighed: Tensor = torch.ops.aten.sigmoid_backward.grad_input(h, r, grad_input=out)  # h ρ(1 − ρ), in one pass
         return weighed
+
+    def settle(self, s: Tensor, h: Tensor, w: float, steps: int, r: Tensor, out: Tensor) -> Tensor:
+        if not kernels.fit(h, dtypes=(torch.float32,)):
+            return super().settle(s, h, w, steps, r, out)
+        kernels.settle(s.detach().numpy(), h.numpy(), np.float32(w), steps, out.numpy())
+        return out
 
     def slopes(self, s: Tensor) -> tuple[Tensor, Tensor]:
         r = self.rho(s, out=torch.empty_like(s))

@@ -1,27 +1,48 @@
-"""Anderson's step and the residual as loops over samples, compiled by Numba: one pass over memory instead of many.
+"""What a solve does between its matrix products, as loops compiled by Numba: one pass over memory instead of many.
 
 For one thread of a CPU, on which torch's own operations, one after the other, wait for memory most of the time. On
-other devices, with several threads and without Numba `solvers` uses those: the same numbers to rounding. A sample's
-answer does not depend on its neighbours in the batch.
+other devices, with several threads and without Numba those are used: the same numbers to rounding. A sample's answer
+does not depend on its neighbours in the batch.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any, TypeVar
 
-import numba
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
+
+numba: Any
+try:
+    numba = import_module("numba")
+except ImportError:
+    numba = None
 
 Array = NDArray[Any]  # (batch, n); of the last iterations (depth, batch, n)
-Loop = TypeVar("Loop", bound=Callable[..., None])
+Loop = TypeVar("Loop", bound=Callable[..., Any])
+
+
+def fit(*tensors: Tensor, dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.float64)) -> bool:
+    """Are the loops for these tensors? Those must be contiguous, too: else the loops are right, but not vectors."""
+    if numba is None or torch.get_num_threads() > 1:
+        return False
+    return all(t.device.type == "cpu" and t.dtype in dtypes and t.is_contiguous() for t in tensors)
 
 
 def compiled(loop: Loop) -> Loop:
     """Sums may be reordered, so that they run in vectors; infinities and NaNs keep their meaning."""
+    if numba is None:
+        return loop
     decorate = numba.njit(fastmath={"reassoc", "contract", "nsz"}, error_model="numpy", cache=True)
-    return decorate(loop)  # type: ignore[return-value]
+    return decorate(loop)  # type: ignore[no-any-return]
+
+
+# -- the solvers ------------------------------------------------------------------------------------------------
 
 
 @compiled
@@ -35,6 +56,17 @@ def residual(g: Array, before: Array, r: Array) -> None:
             gg += a[j] * a[j]
             dd += (a[j] - b[j]) * (a[j] - b[j])
         r[i] = np.sqrt(dd) / max(np.sqrt(gg), tiny) + 0 * gg
+
+
+@compiled
+def judge(g: Array, before: Array, running: Array, tol: float, r: Array, ended: Array) -> bool:
+    """r; which of the running samples have ended, below tol or not finite; and whether any has."""
+    residual(g, before, r)
+    some = False
+    for i in range(len(r)):
+        ended[i] = running[i] and not tol <= r[i] < np.inf
+        some |= ended[i]
+    return some
 
 
 @compiled
@@ -111,3 +143,53 @@ def anderson(
             taken &= np.sqrt(gz) / np.sqrt(zz) < np.sqrt(gram[i, slot, slot]) / np.sqrt(xx)
         if not taken:
             z[i] = g
+
+
+# -- ρ(s) = σ(4s − 2) in float32 --------------------------------------------------------------------------------
+
+_1, _2, _4, _HALF, _87 = (np.float32(v) for v in (1, 2, 4, 0.5, 87))
+_PER_LOG2, _LOG2, _REST = (np.float32(v) for v in (1 / math.log(2), 0.693359375, math.log(2) - 0.693359375))
+_C2, _C3, _C4, _C5, _C6, _C7 = (np.float32(1 / math.factorial(k)) for k in range(2, 8))
+
+
+@compiled
+def sigma(u: Any) -> Any:
+    """1/(1 + e⁻ᵘ), e⁻ᵘ = 2ᵏ eᶠ with |f| ≤ ½ log 2, by its series: as near as torch comes. At least 1e-38."""
+    x = -u
+    if x > _87:  # a NaN is neither, and stays
+        x = _87
+    if x < -_87:
+        x = -_87
+    k = np.floor(x * _PER_LOG2 + _HALF)
+    f = x - k * _LOG2 - k * _REST
+    e = _1 + f * (_1 + f * (_C2 + f * (_C3 + f * (_C4 + f * (_C5 + f * (_C6 + f * _C7))))))
+    power = np.int32((np.int32(k) + np.int32(127)) << np.int32(23)).view(np.float32)  # 2ᵏ by its bits
+    return _1 / (_1 + e * power)
+
+
+@compiled
+def rho(s: Array, out: Array) -> None:
+    for i in range(len(s)):
+        a = s[i]
+        r = out[i]
+        for j in range(len(a)):
+            r[j] = sigma(_4 * a[j] - _2)
+
+
+@compiled
+def local(s: Array, h: Array, w: Any, out: Array) -> None:
+    """(1 − ω) s + ω ρ'(s) h for one sample, ρ' = 4ρ(1 − ρ)."""
+    for j in range(len(s)):
+        r = sigma(_4 * s[j] - _2)
+        out[j] = (_1 - w) * s[j] + _4 * w * r * (_1 - r) * h[j]
+
+
+@compiled
+def settle(s: Array, h: Array, w: Any, steps: int, out: Array) -> None:
+    """So many local steps of a CHN, sample by sample."""
+    both = np.empty((2, s.shape[1]), s.dtype)
+    for i in range(len(s)):
+        both[0] = s[i]
+        for k in range(steps):
+            local(both[k % 2], h[i], w, both[(k + 1) % 2])
+        out[i] = both[steps % 2]

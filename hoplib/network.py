@@ -300,12 +300,7 @@ class CHN(Network):
     def settle_(self, s: Tensor, h: Tensor, r: Tensor, out: Tensor) -> Tensor:
         if type(self).settle is not CHN.settle:
             return super().settle_(s, h, r, out)
-        w, rho = self.local_damping, self.rho
-        h.mul_(w * rho.steepness)
-        for _ in range(self.local_iterations):
-            rho.weigh(h, s, rho.rho(s, out=r), out=r)
-            s = torch.add(r, s, alpha=1 - w, out=out)
-        return s
+        return self.rho.settle(s, h, self.local_damping, self.local_iterations, r, out)
 
     def local_slopes(self, s: Tensor, h: Tensor) -> Slopes:
         drho, d2rho = self.rho.slopes(s)

@@ -8,13 +8,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from enum import IntEnum
-from functools import cache
-from types import ModuleType
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from . import kernels
 from .network import Network
 
 
@@ -35,16 +34,6 @@ class FixedPointMap(Protocol):
     def restrict(self, keep: Tensor) -> FixedPointMap: ...
 
 
-@cache
-def kernels() -> ModuleType | None:
-    """The compiled loops, where Numba is installed; imported when first needed, for that takes a second."""
-    try:
-        from . import kernels
-    except ImportError:
-        return None
-    return kernels
-
-
 class Memory:
     """The map values of the last iterations, G (depth, batch, n), a ring in which the map leaves the newest itself.
 
@@ -55,8 +44,7 @@ class Memory:
     def __init__(self, z: Tensor, depth: int = 3) -> None:
         self.k, self.depth = -1, depth  # k: the iteration that the newest value is of
         self.G = z.new_empty(depth, *z.shape)
-        fit = z.device.type == "cpu" and z.dtype in (torch.float32, torch.float64) and torch.get_num_threads() == 1
-        self.kernels = kernels() if fit else None
+        self.compiled = kernels.fit(z)
 
     def __getitem__(self, back: int) -> Tensor:
         """The map value of so many iterations ago."""
@@ -67,13 +55,15 @@ class Memory:
         self.k += 1
         return f(z, out=self[0])
 
-    def residual(self, back: int = 1) -> Tensor:
-        """How far the newest map value is from an older one, per sample."""
-        if self.kernels is None:
-            return residual(self[0], self[back])
-        r = self.G.new_empty(self.G.shape[1])
-        self.kernels.residual(self[0].numpy(), self[back].numpy(), r.numpy())
-        return r
+    def judge(self, running: Tensor, tol: float) -> tuple[Tensor, Tensor, bool]:
+        """The residual of each sample, which of the running ones have ended with it, and whether there may be any."""
+        if self.compiled:
+            r, ended = self.G.new_empty(len(running)), torch.empty_like(running)
+            g, before = self[0].numpy(), self[1].numpy()
+            return r, ended, kernels.judge(g, before, running.numpy(), tol, r.numpy(), ended.numpy())
+        r = residual(self[0], self[1])
+        ended = running & ((r >= tol) & (r < math.inf)).logical_not_()
+        return r, ended, r.device.type != "cpu" or bool(ended.any())  # elsewhere a look would wait for the device
 
     def next(self, x: Tensor) -> Tensor:
         """The iterate after x, given the newest map value, which is that of x."""
@@ -144,10 +134,10 @@ class AndersonMemory(Memory):
     def next(self, x: Tensor) -> Tensor:
         o, g, mix = self.options, self[0], self.k >= self.options.plain_steps
         slot, used = self.k % self.depth, min(self.k + 1, o.m)
-        if self.kernels is not None:
+        if self.compiled:
             z = torch.empty_like(g) if mix else g
-            arrays = (t.detach().numpy() for t in (x, self.G, self.F, self.gram, z))
-            self.kernels.anderson(*arrays, slot, used, mix, o.mu, o.relative, o.safeguard)
+            x_, G_, F_, gram_, z_ = (t.detach().numpy() for t in (x, self.G, self.F, self.gram, z))
+            kernels.anderson(x_, G_, F_, gram_, z_, slot, used, mix, o.mu, o.relative, o.safeguard)
             return z
         f = torch.sub(g, x, out=self.F[slot])
         window = slice(used) if self.depth == o.m else [(slot - j) % self.depth for j in range(used)]  # where m < 3
@@ -270,18 +260,16 @@ def iterate(
     patience = 8 if z.is_cuda else 1  # how often to look at the device
 
     r = part["residual"]
-    tol_, infinity = z.new_tensor(tol), z.new_tensor(math.inf)  # tensors compare faster than numbers
     running = torch.ones(batch, dtype=torch.bool, device=z.device)
     for k in range(max_iter):
         g = memory.evaluate(f, z)
         evaluations += rows.shape[0]
         if k > 0:
-            r = memory.residual()
+            r, ended, some = memory.judge(running, tol)
             if residuals is not None:
                 residuals[k - 1, rows] = torch.where(running, r, math.nan) if early_stop else r
-            ended = running & ((r >= tol_) & (r < infinity)).logical_not_()
-            if z.device.type != "cpu" or bool(ended.any()):  # on the CPU a look costs nothing
-                hit = ended & (r < tol_)
+            if some:
+                hit = ended & (r < tol)
                 part["iterations"].masked_fill_(hit, k - 1)
                 part["status"].masked_fill_(ended, Status.NOT_FINITE).masked_fill_(hit, Status.CONVERGED)
                 running &= ~ended
@@ -307,7 +295,7 @@ def iterate(
         else:
             part["state"], part["residual"] = g, r
         if max_iter > 2:
-            cycling = running & (memory.residual(2) < _CYCLE * part["residual"])
+            cycling = running & (residual(g, memory[2]) < _CYCLE * part["residual"])
             part["status"] = torch.where(cycling, Status.CYCLING, part["status"])
         for name, piece in part.items():
             total[name][rows] = piece

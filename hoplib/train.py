@@ -27,6 +27,7 @@ import torch
 from filelock import FileLock
 from torch import Tensor
 
+from . import kernels
 from .data import SOURCES, Data, load_data
 from .equilibrium import RecurrentBackprop, solve
 from .madam import Madam, linear_decay, loss
@@ -181,15 +182,20 @@ class Training:
         """The number of epochs trained."""
         return len(self.history)
 
-    def step(self, x: Tensor, y: Tensor) -> tuple[Solution, Tensor, Tensor]:
-        """One update of the weights by one batch; its solution, predictions ŷ and loss."""
+    def gradients(self, x: Tensor, y: Tensor) -> tuple[Solution, Tensor, Tensor]:
+        """Those of the loss of one batch, left with the parameters; its solution, predictions ŷ and loss."""
         sol = equilibrium(self.net, x, self.config.row, self.config.tol)
         y_hat = readout(self.net, sol.state, self.config.row)
         value = loss(y_hat, y)
         self.optimizer.zero_grad()
         value.backward()  # type: ignore[no-untyped-call]
-        self.optimizer.step()
         return sol, y_hat.detach(), value.detach()
+
+    def step(self, x: Tensor, y: Tensor) -> tuple[Solution, Tensor, Tensor]:
+        """One update of the weights by one batch; its solution, predictions ŷ and loss."""
+        found = self.gradients(x, y)
+        self.optimizer.step()
+        return found
 
     def train_epoch(self, data: Data, epochs: int, report: Callable[[Progress], object]) -> None:
         """All batches once, in an order that the generator draws."""
@@ -385,6 +391,7 @@ def write_record(runs: Path, name: str, training: Training, measured: dict[str, 
         "versions": versions(),
         "device": device_name(training.device),
         "fused": training.fused,
+        "threads": torch.get_num_threads(),
     }
     write(path, record)
     return path
@@ -393,7 +400,8 @@ def write_record(runs: Path, name: str, training: Training, measured: dict[str, 
 def versions() -> dict[str, str]:
     from . import __version__
 
-    return {"hoplib": __version__, "torch": torch.__version__, "python": platform.python_version()}
+    found = {"hoplib": __version__, "torch": torch.__version__, "python": platform.python_version()}
+    return found if kernels.numba is None else {**found, "numba": kernels.numba.__version__}
 
 
 def device_name(device: torch.device) -> str:

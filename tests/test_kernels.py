@@ -1,22 +1,24 @@
 """The compiled loops against torch's operations, and against themselves as plain Python."""
 
+import subprocess
 import sys
-from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from conftest import tiny
 
 import hoplib as hop
-from hoplib import solvers
-from hoplib.solvers import AndersonMemory, Memory
+from hoplib import kernels
+from hoplib.solvers import Memory
 
-kernels = solvers.kernels()
 pytestmark = [
-    pytest.mark.skipif(kernels is None, reason="the compiled loops need Numba"),
-    pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # of the interpreted loops, where numbers overflow
+    pytest.mark.skipif(kernels.numba is None, reason="the compiled loops need Numba"),
+    pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # of interpreted loops, where numbers overflow
 ]
 
+ROUTES = ("torch", "compiled", "interpreted")
+LOOPS = ("residual", "judge", "weights", "anderson", "sigma", "rho", "local", "settle")
 OPTIONS = {
     "default": hop.Anderson(),
     "no memory": hop.Anderson(m=1),
@@ -27,88 +29,85 @@ OPTIONS = {
 }
 
 
-def plain():
-    """The loops, interpreted."""
-    return SimpleNamespace(residual=kernels.residual.py_func, anderson=kernels.anderson.py_func)
-
-
-def memories(z, options, **others):
-    """The same memory by torch's operations, by the compiled loops, and by others."""
+def by_each_route(compute):
+    """What `compute` gives by torch's operations, by the compiled loops, and by the same loops as plain Python."""
     found = {}
-    for name, k in {"torch": None, "compiled": kernels, **others}.items():
-        found[name] = options.memory(z)
-        found[name].kernels = k
+    for route in ROUTES:
+        with pytest.MonkeyPatch.context() as patch:
+            if route == "torch":
+                patch.setattr(kernels, "numba", None)
+            if route == "interpreted":
+                for name in LOOPS:
+                    patch.setattr(kernels, name, getattr(kernels, name).py_func)
+            found[route] = compute()
     return found
 
 
-def values(steps, batch=6, n=19, dtype=torch.float64, seed=0):
+def values(steps, batch=6, n=19, dtype=torch.float64):
     """Map values that come closer to each other."""
-    g = torch.Generator().manual_seed(seed)
+    g = torch.Generator().manual_seed(0)
     return [torch.randn(batch, n, generator=g, dtype=torch.float64).mul(0.5**k).add(1).to(dtype) for k in range(steps)]
 
 
-def feed(memory, z, value):
-    memory.evaluate(lambda _, out: out.copy_(value), z)
-    return memory.next(z)
-
-
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-def test_anderson_is_the_same_by_torch_by_loops_and_by_interpreted_loops(options):
-    given = values(12)
-    found = memories(given[0], options, plain=plain())
-    z = dict.fromkeys(found, torch.zeros_like(given[0]))
+def feed(solver, given):
+    """The iterates that follow the given map values, whatever the iterates before, and the memory at the end."""
+    memory, z, iterates = solver.memory(given[0]), torch.zeros_like(given[0]), []
     for value in given:
-        z = {name: feed(memory, z[name], value) for name, memory in found.items()}
-        for name, memory in found.items():
-            torch.testing.assert_close(z[name], z["torch"], rtol=1e-8, atol=1e-8)
-            torch.testing.assert_close(memory.gram, found["torch"].gram, rtol=1e-10, atol=1e-12)
-    refused = (z["torch"] == given[-1]).all(1)
-    assert torch.equal((z["compiled"] == given[-1]).all(1), refused), "a refused step is g itself"
+        memory.evaluate(lambda _, out, value=value: out.copy_(value), z)
+        z = memory.next(z).clone()
+        iterates.append(z)
+    return torch.stack(iterates), memory
+
+
+@pytest.mark.parametrize("solver", OPTIONS.values(), ids=OPTIONS)
+def test_anderson_is_the_same_by_each_route(solver):
+    given = values(12)
+    found = by_each_route(lambda: feed(solver, given))
+    iterates, memory = found["torch"]
+    for z, other in found.values():
+        torch.testing.assert_close(z, iterates, rtol=1e-8, atol=1e-8)
+        torch.testing.assert_close(other.gram, memory.gram, rtol=1e-10, atol=1e-12)
+        refused = [(a == torch.stack(given)).all(2) for a in (z, iterates)]
+        assert torch.equal(*refused), "a refused step is g itself"
 
 
 def test_some_steps_are_taken_and_some_refused():
     """The test above would say little otherwise."""
     given = values(12)
-    memory, z, taken = hop.Anderson().memory(given[0]), torch.zeros_like(given[0]), []
-    for value in given:
-        z = feed(memory, z, value)
-        taken.append((z != value).any(1))
-    assert 0.1 < torch.stack(taken).double().mean() < 0.9
+    taken = (feed(hop.Anderson(), given)[0] != torch.stack(given)).any(2)
+    assert 0.1 < taken.double().mean() < 0.9
 
 
-@pytest.mark.parametrize("options", [OPTIONS[name] for name in ("default", "free", "no regulariser")])
-def test_what_has_no_solution_is_a_picard_step(options):
+@pytest.mark.parametrize("solver", [OPTIONS[name] for name in ("default", "free", "no regulariser")])
+def test_what_has_no_solution_is_a_picard_step(solver):
     """The same residual in every step (singular without a regulariser), and values that are no numbers."""
-    given = torch.ones(4, 7, dtype=torch.float64)
-    given[1], given[2, 3] = torch.inf, torch.nan
-    for memory in memories(given, options).values():
-        z = torch.zeros_like(given)
-        for _ in range(5):
-            feed(memory, torch.zeros_like(given), given)
-            z = feed(memory, torch.zeros_like(given), given)
-        torch.testing.assert_close(z[[0, 3]], given[[0, 3]])
-        assert not z[[1, 2]].isfinite().all(1).any()
+    value = torch.ones(4, 7, dtype=torch.float64)
+    value[1], value[2, 3] = torch.inf, torch.nan
+    for z, _ in by_each_route(lambda: feed(solver, [value] * 10)).values():
+        torch.testing.assert_close(z[-1, [0, 3]], value[[0, 3]])
+        assert not z[-1, [1, 2]].isfinite().all(1).any()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_the_residual_is_the_same_at_every_scale(dtype):
-    given = values(3, dtype=dtype)
-    big = torch.finfo(dtype).max ** 0.5
+def test_a_sample_is_judged_alike_at_every_scale(dtype):
+    given = values(3, batch=8, dtype=dtype)
     for value in given:
         value[1] = 0  # no change of nothing
-        value[2] *= big  # whose square overflows
+        value[2] *= torch.finfo(dtype).max ** 0.5  # whose square overflows
         value[3, 4] = torch.nan
         value[4] *= torch.finfo(dtype).tiny ** 0.5 / 1e3  # whose square vanishes
-    for back in (1, 2):
-        found = {}
-        for name, memory in memories(given[0], hop.Picard(), plain=plain()).items():
-            for value in given:
-                feed(memory, given[0], value)
-            found[name] = memory.residual(back)
-        assert found["torch"][1] == 0
-        assert found["torch"][[2, 3]].isnan().all()
-        for r in found.values():
-            torch.testing.assert_close(r, found["torch"], rtol=1e-5, atol=0, equal_nan=True)
+    running = torch.tensor([True] * 6 + [False] * 2)
+    tol = float(hop.residual(given[-1], given[-2])[5]) * 1.01
+    found = by_each_route(lambda: feed(hop.Picard(), given)[1].judge(running, tol))
+    r, ended, _ = found["torch"]
+    assert ended[[1, 2, 3, 5]].all()
+    assert not ended[running.logical_not()].any()
+    for r_, ended_, some in found.values():
+        torch.testing.assert_close(r_, r, rtol=1e-5, atol=0, equal_nan=True)
+        assert torch.equal(ended_, ended)
+        assert some
+    nobody = by_each_route(lambda: feed(hop.Picard(), given)[1].judge(running & False, tol))
+    assert [some for _, _, some in nobody.values()] == [False] * 3
 
 
 @pytest.mark.parametrize("n", [1, 2, 5])
@@ -121,27 +120,71 @@ def test_the_weights_solve_their_equation(n):
         torch.testing.assert_close(alpha, expected / expected.sum())
 
 
+def test_the_sigmoid_is_as_near_as_torchs():
+    s = torch.cat([torch.linspace(-25, 25, 9_999), torch.linspace(-2, 3, 9_999)])[None]
+    rho, exact = hop.activations.get("shifted-sigmoid"), torch.sigmoid(4 * s.double() - 2)
+    found = by_each_route(lambda: rho.rho(s, out=torch.empty_like(s)))
+    near = s.abs() < 10
+    for absolute, name in ((True, "absolute"), (False, "relative")):
+        error = {k: ((r - exact) / (1 if absolute else exact)).abs()[near].max() for k, r in found.items()}
+        assert error["compiled"] < 1.2 * error["torch"], name
+        assert error["interpreted"] < 1.2 * error["torch"], name
+    assert (found["compiled"] - exact)[~near].abs().max() < 1e-7
+    odd = torch.tensor([[torch.nan, torch.inf, -torch.inf]])
+    for r in by_each_route(lambda: rho.rho(odd, out=torch.empty_like(odd))).values():
+        torch.testing.assert_close(r, torch.tensor([[torch.nan, 1.0, 0.0]]), equal_nan=True)
+
+
+@pytest.mark.parametrize("steps", [1, 2, 9, 10])
+def test_a_block_of_a_chn_settles_alike(steps):
+    """Also in a slice of a wider state, whose rows are apart in memory; in float64, where torch does it all."""
+    net = hop.CHN([784, 30, 10], seed=0, device="cpu")
+    net.local_iterations = steps
+    g = torch.Generator().manual_seed(0)
+    wide, h = torch.rand(5, 40, generator=g) * 2 - 0.5, torch.rand(5, 30, generator=g) * 1.5
+    for dtype, tol in ((torch.float32, 2e-6), (torch.float64, 1e-12)):
+        s, field = wide.to(dtype)[:, :30], h.to(dtype)
+        expected = net.settle(s, field)
+
+        def settled(s=s, field=field):
+            return net.settle_(s, field.clone(), torch.empty_like(field), torch.empty_like(s))
+
+        for found in by_each_route(settled).values():
+            torch.testing.assert_close(found, expected, rtol=tol, atol=tol)
+
+
 def test_the_loops_are_for_one_thread_of_a_cpu():
-    z = torch.zeros(2, 3)
+    z = torch.zeros(4, 3)
     try:
         torch.set_num_threads(2)
-        assert Memory(z).kernels is None
+        assert not Memory(z).compiled
     finally:
         torch.set_num_threads(1)
-    assert Memory(z).kernels is kernels
-    assert AndersonMemory(z.double(), hop.Anderson()).kernels is kernels
-    assert Memory(z.half()).kernels is None
-    assert Memory(z.to("meta")).kernels is None
+    assert Memory(z).compiled
+    assert Memory(z.double()).compiled
+    assert not Memory(z.half()).compiled
+    assert not Memory(z.T).compiled
+    assert not Memory(z.to("meta")).compiled
+    assert not kernels.fit(z, z.double(), dtypes=(torch.float32,))
 
 
-def test_without_numba_all_is_done_by_torch(monkeypatch):
-    monkeypatch.delattr(hop, "kernels")
-    monkeypatch.setitem(sys.modules, "numba", None)  # as if it were not installed
-    monkeypatch.delitem(sys.modules, "hoplib.kernels")
-    assert solvers.kernels.__wrapped__() is None
+def test_without_numba_all_is_done_by_torch():
+    code = """
+import sys; sys.modules["numba"] = None  # as if it were not installed
+import torch; torch.set_num_threads(1)
+import hoplib as hop
+net = hop.CHN([784, 30, 10], seed=0, device="cpu")
+sol = hop.solve(net, torch.rand(3, 784), hop.Anderson(), even_odd=True)
+print(hop.kernels.numba, len(sol.status))
+"""
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert run.stdout.split() == ["None", "3"], run.stderr
 
 
 def test_a_start_that_requires_a_gradient_is_no_obstacle():
-    net, x = tiny(hop.HAM, [7, 6, 5], scale=0.5)
+    net, x = tiny(hop.HAM, [7, 6, 5], scale=0.5, dtype=torch.float32)
     s0 = net.zeros(len(x)).requires_grad_()
-    assert hop.solve(net, x, hop.Anderson(), s0=s0).converged.all()
+    for even_odd in (False, True):
+        sol = hop.solve(net, x, hop.Anderson(), even_odd=even_odd, s0=s0)
+        assert sol.converged.all()
+        assert np.isfinite(sol.state.detach().numpy()).all()

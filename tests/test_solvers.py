@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import hoplib as hop
-from hoplib import solvers
+from hoplib import kernels
 from hoplib.solvers import AndersonMemory
 
 SOLVERS = {"picard": hop.Picard(), "anderson": hop.Anderson(m=4)}
@@ -17,11 +17,11 @@ SOLVERS = {"picard": hop.Picard(), "anderson": hop.Anderson(m=4)}
 @pytest.fixture(params=["torch", "compiled"], autouse=True, scope="module")
 def route(request):
     """Everything here holds by torch's operations and by the compiled loops."""
-    if request.param == "compiled" and solvers.kernels() is None:
+    if request.param == "compiled" and kernels.numba is None:
         pytest.skip("the compiled loops need Numba")
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "torch":
-            patch.setattr(solvers, "kernels", lambda: None)
+            patch.setattr(kernels, "numba", None)
         yield request.param
 
 
