@@ -346,25 +346,31 @@ class Bench:
         slow, state, evaluations = straightforward(training), deepcopy(training.state_dict()), []
         batch, log, work, bare = next(batches), list[Product](), [], Products(training.device)
 
-        def prepare() -> None:
-            nonlocal batch, log
+        def fresh() -> None:
+            nonlocal batch
             batch = next(batches)
             training.load_state_dict(deepcopy(state))
-            with Recorder() as recorder:
-                training.gradients(*batch)
-            log = recorder.log
-            bare.run(log)  # so that the buffers are there
-            work.append(multiply_adds(log))
 
         def fast() -> None:
             evaluations.append(training.step(*batch)[0].evaluations / size)
 
         routes: dict[str, Callable[[], object]] = {"fast": fast, "straightforward": lambda: slow.step(*batch)}
-        t = medians(compare(routes, self.seconds, prepare=prepare))
-        twice: dict[str, Callable[[], object]] = {"fast": fast, "products": lambda: bare.run(log)}
-        times = compare(twice, self.seconds, prepare=prepare, rounds=SHARE_ROUNDS)
+        t, net = medians(compare(routes, self.seconds, prepare=fresh)), slow.net
+        gradients_differ = difference([gradient(training.net)], [gradient(net)])
+
+        def fresh_and_recorded() -> None:
+            nonlocal log
+            fresh()
+            with Recorder() as recorder:
+                training.gradients(*batch)
+            log = recorder.log
+            work.append(multiply_adds(log))
+            bare.run(log)  # so that the buffers are there
+
+        alone: dict[str, Callable[[], object]] = {"fast": fast, "products": lambda: bare.run(log)}
+        times = compare(alone, self.seconds, prepare=fresh_and_recorded, rounds=SHARE_ROUNDS)
         shares = [p / f for p, f in zip(times["products"], times["fast"], strict=True)]
-        net, all_work = slow.net, statistics.mean(work)
+        all_work = statistics.mean(work)
         return {
             "fast": t["fast"],
             "straightforward": t["straightforward"],
@@ -374,8 +380,8 @@ class Bench:
             "multiply_adds": all_work,
             "gflops": 2 * all_work / t["fast"] / 1e9,
             "products": statistics.median(times["products"]),
-            "share": statistics.median(shares),  # of the products of the same step
-            "gradients_differ": difference([gradient(training.net)], [gradient(net)]),
+            "share": statistics.median(shares),
+            "gradients_differ": gradients_differ,
             "epochs_before": training.epoch,
         }, net
 
