@@ -62,9 +62,9 @@ def residual(g: Array, before: Array, r: Array) -> None:
 def judge(g: Array, before: Array, running: Array, tol: float, r: Array, ended: Array) -> bool:
     """r; which of the running samples have ended, below tol or not finite; and whether any has."""
     residual(g, before, r)
-    some = False
+    some, limit = False, r.dtype.type(tol)  # rounded, as torch does when it compares
     for i in range(len(r)):
-        ended[i] = running[i] and not tol <= r[i] < np.inf
+        ended[i] = running[i] and not limit <= r[i] < np.inf
         some |= ended[i]
     return some
 

@@ -110,6 +110,14 @@ def test_a_sample_is_judged_alike_at_every_scale(dtype):
     assert [some for _, _, some in nobody.values()] == [False] * 3
 
 
+def test_a_residual_that_is_the_rounded_tolerance_is_not_below_it():
+    given = values(2, batch=1, dtype=torch.float32)
+    for r, _, _ in by_each_route(lambda: feed(hop.Picard(), given)[1].judge(torch.ones(1).bool(), 0.0)).values():
+        for tol, below in ((r.item() * (1 + 1e-9), False), (r.item() * (1 + 1e-6), True)):
+            found = by_each_route(lambda tol=tol: feed(hop.Picard(), given)[1].judge(torch.ones(1).bool(), tol))
+            assert {bool(ended) for r_, ended, _ in found.values() if r_ == r} == {below}
+
+
 @pytest.mark.parametrize("n", [1, 2, 5])
 def test_the_weights_solve_their_equation(n):
     F = torch.randn(n, 9, generator=torch.Generator().manual_seed(n), dtype=torch.float64)
