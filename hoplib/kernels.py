@@ -38,8 +38,11 @@ def compiled(loop: Loop) -> Loop:
     """Sums may be reordered, so that they run in vectors; infinities and NaNs keep their meaning."""
     if numba is None:
         return loop
-    decorate = numba.njit(fastmath={"reassoc", "contract", "nsz"}, error_model="numpy", cache=True)
-    return decorate(loop)  # type: ignore[no-any-return]
+    options = {"fastmath": {"reassoc", "contract", "nsz"}, "error_model": "numpy"}
+    try:
+        return numba.njit(**options, cache=True)(loop)  # type: ignore[no-any-return]
+    except RuntimeError:  # no folder is writable: compiled anew in every process
+        return numba.njit(**options)(loop)  # type: ignore[no-any-return]
 
 
 # -- the solvers ------------------------------------------------------------------------------------------------

@@ -189,6 +189,19 @@ print(hop.kernels.numba, len(sol.status))
     assert run.stdout.split() == ["None", "3"], run.stderr
 
 
+def test_no_folder_for_compiled_code_is_no_obstacle(monkeypatch):
+    njit = kernels.numba.njit
+
+    def read_only(cache=False, **options):
+        if cache:
+            raise RuntimeError("cannot cache function: no locator available")
+        return njit(**options)
+
+    monkeypatch.setattr(kernels.numba, "njit", read_only)
+    double = kernels.compiled(lambda a: a + a)
+    assert double(2.0) == 4.0
+
+
 def test_a_start_that_requires_a_gradient_is_no_obstacle():
     net, x = tiny(hop.HAM, [7, 6, 5], scale=0.5, dtype=torch.float32)
     s0 = net.zeros(len(x)).requires_grad_()
