@@ -1,0 +1,30 @@
+"""What the benchmark compares is the same computation: both routes of every row, and all of a step's products."""
+
+import pytest
+import torch
+import training as bench  # benchmarks/training.py
+
+from hoplib.table import ROWS, TRAININGS
+
+
+@pytest.mark.parametrize("name", TRAININGS)
+def test_both_routes_of_a_row_compute_the_same(name):
+    assert bench.check(ROWS[TRAININGS[name][-1]]) < bench.TOLERANCE
+
+
+def test_every_product_is_counted_those_of_autograd_too():
+    a, b, c = torch.rand(2, 3, requires_grad=True), torch.rand(3, 5, requires_grad=True), torch.rand(5)
+    with bench.Recorder() as recorder:
+        torch.addmm(c, a, b).sum().backward()
+    assert sorted((l.shape, r.shape) for l, r in recorder.log) == [((2, 3), (3, 5)), ((2, 5), (5, 3)), ((3, 2), (2, 5))]
+    assert bench.multiply_adds(recorder.log) == 3 * 30
+    bench.Products(torch.device("cpu")).run(recorder.log)
+
+
+def test_a_product_is_made_again_as_it_lay_in_memory():
+    a, b = torch.rand(3, 2).T, torch.rand(3, 5)
+    with bench.Recorder() as recorder:
+        a @ b
+    ((left, right),) = recorder.log
+    assert left.make(a.device).stride() == a.stride()
+    assert right.make(b.device).stride() == b.stride()
