@@ -271,7 +271,7 @@ class Recorder(TorchDispatchMode):
 
 
 class Products:
-    """The same products and nothing else, on preallocated buffers."""
+    """The same products and nothing else, laid out in memory as the step has them, on preallocated buffers."""
 
     def __init__(self, device: torch.device) -> None:
         self.device, self.buffers = device, dict[tuple[str, Any], Tensor]()

@@ -152,8 +152,8 @@ class ShiftedSigmoid(Activation):
     def rho(self, s: Tensor, out: Tensor | None = None) -> Tensor:
         if out is None:
             return torch.sigmoid(4 * s - 2)
-        if kernels.fit(s, out, dtypes=(torch.float32,)):
-            kernels.rho(s.detach().numpy(), out.numpy())
+        if kernels.fit(s, out, dtypes=[torch.float32]):
+            kernels.rho(s.detach().view(-1).numpy(), out.detach().view(-1).numpy())
             return out
         return torch.add(_minus_2(s.dtype, s.device), s, alpha=4, out=out).sigmoid_()  # 4s − 2 in one pass
 
@@ -162,9 +162,10 @@ class ShiftedSigmoid(Activation):
         return weighed
 
     def settle(self, s: Tensor, h: Tensor, w: float, steps: int, r: Tensor, out: Tensor) -> Tensor:
-        if not kernels.fit(h, dtypes=(torch.float32,)):
+        fit = kernels.fit(s, h, out, dtypes=[torch.float32], strided=True) and s.ndim == 2
+        if not fit or type(self) is not ShiftedSigmoid:
             return super().settle(s, h, w, steps, r, out)
-        kernels.settle(s.detach().numpy(), h.numpy(), np.float32(w), steps, out.numpy())
+        kernels.settle(s.detach().numpy(), h.detach().numpy(), np.float32(w), steps, out.detach().numpy())
         return out
 
     def slopes(self, s: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,14 +1,14 @@
 """What a solve does between its matrix products, as loops compiled by Numba: one pass over memory instead of many.
 
 For one thread of a CPU, on which torch's own operations, one after the other, wait for memory most of the time. On
-other devices, with several threads and without Numba those are used: the same numbers to rounding. A sample's answer
-does not depend on its neighbours in the batch.
+other devices, with several threads and without Numba those are used: the same numbers to rounding (in Anderson's step
+amplified by the condition of FᵀF). A sample's answer does not depend on its neighbours in the batch.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any, TypeVar
 
@@ -20,6 +20,8 @@ from torch import Tensor
 numba: Any
 try:
     numba = import_module("numba")
+    if numba.config.DISABLE_JIT:  # interpreted, the loops would take for ever
+        numba = None
 except ImportError:
     numba = None
 
@@ -27,11 +29,20 @@ Array = NDArray[Any]  # (batch, n); of the last iterations (depth, batch, n)
 Loop = TypeVar("Loop", bound=Callable[..., Any])
 
 
-def fit(*tensors: Tensor, dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.float64)) -> bool:
-    """Are the loops for these tensors? Those must be contiguous, too: else the loops are right, but not vectors."""
+def fit(
+    *tensors: Tensor, dtypes: Sequence[torch.dtype] = (torch.float32, torch.float64), strided: bool = False
+) -> bool:
+    """Are the loops for these tensors? They must be alike, need no gradient, and, unless `strided`, be contiguous."""
     if numba is None or torch.get_num_threads() > 1:
         return False
-    return all(t.device.type == "cpu" and t.dtype in dtypes and t.is_contiguous() for t in tensors)
+    first, grad = tensors[0], torch.is_grad_enabled()
+    return first.dtype in dtypes and all(
+        t.device.type == "cpu"
+        and (t.dtype, t.shape) == (first.dtype, first.shape)
+        and (strided or t.is_contiguous())
+        and not (grad and t.requires_grad)
+        for t in tensors
+    )
 
 
 def compiled(loop: Loop) -> Loop:
@@ -74,7 +85,7 @@ def judge(g: Array, before: Array, running: Array, tol: float, r: Array, ended: 
 
 @compiled
 def weights(A: Array, alpha: Array) -> None:
-    """α with A α ∝ 1 and Σα = 1, by elimination; A, positive definite, is used up. Not finite where A is singular."""
+    """α with A α ∝ 1 and Σα = 1, by elimination; A, positive definite, is used up. Where A is singular, any numbers."""
     n, total = len(A), A.dtype.type(0)
     for p in range(n):
         alpha[p] = 1
@@ -111,7 +122,7 @@ def anderson(
     A, alpha = np.empty((used, used), G.dtype), np.empty(used, G.dtype)
     tiny, window = np.finfo(G.dtype).tiny, [(slot - back) % len(G) for back in range(used)]
     for i in range(len(x)):
-        g = G[slot, i]  # one by one: writing through a view that was unpacked from a tuple may be optimised away
+        g = G[slot, i]  # one by one: Numba 0.68 drops `z_[:] = g` where z_ was unpacked from a tuple
         f = F[slot, i]
         x_ = x[i]
         z_ = z[i]
@@ -172,11 +183,9 @@ def sigma(u: Any) -> Any:
 
 @compiled
 def rho(s: Array, out: Array) -> None:
-    for i in range(len(s)):
-        a = s[i]
-        r = out[i]
-        for j in range(len(a)):
-            r[j] = sigma(_4 * a[j] - _2)
+    """ρ of flat arrays."""
+    for j in range(len(s)):
+        out[j] = sigma(_4 * s[j] - _2)
 
 
 @compiled

@@ -59,8 +59,8 @@ class Memory:
         """The residual of each sample, which of the running ones have ended with it, and whether there may be any."""
         if self.compiled:
             r, ended = self.G.new_empty(len(running)), torch.empty_like(running)
-            g, before = self[0].numpy(), self[1].numpy()
-            return r, ended, kernels.judge(g, before, running.numpy(), tol, r.numpy(), ended.numpy())
+            g, before, going = (t.detach().numpy() for t in (self[0], self[1], running))
+            return r, ended, kernels.judge(g, before, going, float(tol), r.numpy(), ended.numpy())
         r = residual(self[0], self[1])
         ended = running & ((r >= tol) & (r < math.inf)).logical_not_()
         return r, ended, r.device.type != "cpu" or bool(ended.any())  # elsewhere a look would wait for the device
@@ -137,7 +137,7 @@ class AndersonMemory(Memory):
         if self.compiled:
             z = torch.empty_like(g) if mix else g
             x_, G_, F_, gram_, z_ = (t.detach().numpy() for t in (x, self.G, self.F, self.gram, z))
-            kernels.anderson(x_, G_, F_, gram_, z_, slot, used, mix, o.mu, o.relative, o.safeguard)
+            kernels.anderson(x_, G_, F_, gram_, z_, slot, used, mix, float(o.mu), o.relative, o.safeguard)
             return z
         f = torch.sub(g, x, out=self.F[slot])
         window = slice(used) if self.depth == o.m else [(slot - j) % self.depth for j in range(used)]  # where m < 3
