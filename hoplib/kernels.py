@@ -87,8 +87,7 @@ def judge(g: Array, before: Array, running: Array, tol: float, r: Array, ended: 
 def weights(A: Array, alpha: Array) -> None:
     """α with A α ∝ 1 and Σα = 1, by elimination; A, positive definite, is used up. Where A is singular, any numbers."""
     n, total = len(A), A.dtype.type(0)
-    for p in range(n):
-        alpha[p] = 1
+    alpha[:] = 1
     for p in range(n):
         for q in range(p + 1, n):
             c = A[q, p] / A[p, p]
@@ -100,8 +99,7 @@ def weights(A: Array, alpha: Array) -> None:
             alpha[p] -= A[p, q] * alpha[q]
         alpha[p] /= A[p, p]
         total += alpha[p]
-    for p in range(n):
-        alpha[p] /= total
+    alpha /= total
 
 
 @compiled
