@@ -37,7 +37,7 @@ from tqdm import tqdm
 
 import hoplib as hop
 from hoplib.table import LAYERS, ROWS, SOLVERS, TRAININGS, Row, get_row, select
-from hoplib.train import Config, Training, can_compile, readout
+from hoplib.train import Config, Training, can_compile, readout, versions
 
 TOLERANCE = 5e-6  # the largest relative difference of the two routes, in float64; one backward step more makes 2e-5
 SMALL = {3: (784, 24, 10), 5: (784, 24, 18, 14, 10), 7: (784, 24, 20, 16, 14, 12, 10)}
@@ -370,15 +370,14 @@ class Bench:
         alone: dict[str, Callable[[], object]] = {"fast": fast, "products": lambda: bare.run(log)}
         times = compare(alone, self.seconds, prepare=fresh_and_recorded, rounds=SHARE_ROUNDS)
         shares = [p / f for p, f in zip(times["products"], times["fast"], strict=True)]
-        all_work = statistics.mean(work)
         return {
             "fast": t["fast"],
             "straightforward": t["straightforward"],
             "ratio": t["straightforward"] / t["fast"],
             "evaluations": statistics.mean(evaluations),
             "backward_steps": backward_steps(net, row),
-            "multiply_adds": all_work,
-            "gflops": 2 * all_work / t["fast"] / 1e9,
+            "multiply_adds": statistics.mean(work),
+            "gflops": 2 * statistics.mean(work) / t["fast"] / 1e9,
             "products": statistics.median(times["products"]),
             "share": statistics.median(shares),
             "gradients_differ": gradients_differ,
@@ -513,7 +512,7 @@ def main() -> None:
     names, fused = select(args.rows), can_compile()
     classified = [n for n in names if ROWS[TRAININGS[n][-1]].label in ("HAM", "HAM-EO-DEQ")]
     units = len(names) + len(classified) + len(WIDTHS) + len(DEPTHS) + len(BATCHES)
-    settings = {"device": str(hop.default_device()), "torch": torch.__version__, "data": "mnist", "compiled": fused}
+    settings = {"device": str(hop.default_device()), **versions(), "data": "mnist", "compiled": fused}
     settings |= {k: v for k, v in vars(args).items() if k not in ("rows", "json", "checkpoints")}
     with tqdm(total=units, file=sys.stderr, desc="benchmark", dynamic_ncols=True) as bar:
         bench = Bench(hop.load_data("mnist"), args.warm_up, args.seconds, args.batch, fused, args.checkpoints, bar)
