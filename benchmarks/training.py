@@ -117,7 +117,7 @@ def anderson(f: Callable[[Tensor], Tensor], x: Tensor, iterations: int, m: int =
     for k in range(iterations):
         g, n = f(x), min(k + 1, m)
         X[:, k % m], G[:, k % m] = x, g
-        if k < 2:
+        if k < 1:
             x = g
             continue
         F = G[:, :n] - X[:, :n]
@@ -166,11 +166,11 @@ class Straightforward:
     def gradients(self, x: Tensor, y: Tensor) -> tuple[Tensor, list[Tensor]]:
         """The loss, and its gradients through the paper's number of steps from s*."""
         s, f = equilibrium(self.net, self.row, x)
+        error = output(self.net, self.row, s) - y  # at s*; the steps that follow give the derivative only
         s = picard(f, s, self.net.backward_steps(self.row.even_odd))
-        value = (output(self.net, self.row, s) - y).square().sum() / (2 * len(y))
         self.net.zero_grad()
-        value.backward()
-        return value.detach(), [p.grad for p in self.net.parameters() if p.grad is not None]
+        output(self.net, self.row, s).backward(error / len(y))
+        return error.square().sum() / (2 * len(y)), [p.grad for p in self.net.parameters() if p.grad is not None]
 
     def step(self, x: Tensor, y: Tensor) -> tuple[Tensor, list[Tensor], list[Tensor]]:
         """Loss, gradients and new weights."""

@@ -19,13 +19,22 @@ from .network import Network
 from .solvers import Picard, Solution, iterate
 
 
+@dataclass(frozen=True)
+class Cotangent:
+    """The gradient μ by the field of every neuron, at the states on which the weights acted: what `pullback` takes."""
+
+    state: Tensor  # (rows, N): one row for each sample, or for each sample and step
+    mu: Tensor  # (rows, N)
+    mu_x: Tensor  # (batch, N), the sum over the rows of a sample
+
+
 class Backward(Protocol):
-    """A way to differentiate s*: it returns the state that z* stands for, connected to the parameters and to x.
+    """A way to differentiate s*: the gradient by the fields, given that by the state s* = join(z*).
 
     `residual` (batch,) tells how far z* is from a fixed point.
     """
 
-    def attach(self, f: Map, x: Tensor, z_star: Tensor, residual: Tensor) -> Tensor: ...
+    def cotangent(self, f: Map, z_star: Tensor, state: Tensor, residual: Tensor, grad: Tensor) -> Cotangent: ...
 
 
 @dataclass(frozen=True)
@@ -47,47 +56,22 @@ class Adjoint:
         _check_at_least("Adjoint's steps", self.steps, 1)
         _check_tol(self.tol)
 
-    def attach(self, f: Map, x: Tensor, z_star: Tensor, residual: Tensor) -> Tensor:
-        return _implicit(self, f, z_star, x)
-
-    def cotangent(self, f: Map, s_star: Tensor, grad: Tensor) -> Tensor:
-        """The gradient by the field of every neuron, given the gradient by the state."""
-        adjoint = f.adjoint(s_star, grad)
+    def cotangent(self, f: Map, z_star: Tensor, state: Tensor, residual: Tensor, grad: Tensor) -> Cotangent:
+        adjoint = f.adjoint(state, grad)
         if self.steps is not None:
-            return adjoint.neumann(self.steps)
+            mu = adjoint.neumann(self.steps)
+            return Cotangent(state, mu, mu)
         tol = 32 * torch.finfo(grad.dtype).eps if self.tol is None else self.tol
         sol = iterate(adjoint, adjoint.start, self.solver, max_iter=self.max_iter, tol=tol)
         if not bool(sol.converged.all()):
             warnings.warn(f"the adjoint did not converge: {sol!r}", RuntimeWarning, stacklevel=2)
-        return adjoint.cotangent(sol.state)
-
-
-class _Implicit(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, backward: Adjoint, f: Map, z_star: Tensor, x: Tensor, *parameters: Tensor) -> Tensor:
-        state = f.join(z_star)
-        ctx.how, ctx.f = backward, f
-        ctx.save_for_backward(x, state)
-        return state.clone() if state is z_star else state
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, state = ctx.saved_tensors
-        net = ctx.f.net
-        mu = ctx.how.cotangent(ctx.f, state, grad)
-        by_W, by_b = net.pullback(state, mu, x)
-        by_x = net.pullback_input(mu, x) if ctx.needs_input_grad[3] else None
-        return None, None, None, by_x, *by_W, *by_b
-
-
-def _implicit(how: Adjoint, f: Map, z_star: Tensor, x: Tensor) -> Tensor:
-    return _Implicit.apply(how, f, z_star, x, *f.net.W, *f.net.b)  # type: ignore[no-any-return]
+        mu = adjoint.cotangent(sol.state)
+        return Cotangent(state, mu, mu)
 
 
 @dataclass(frozen=True)
 class RecurrentBackprop:
-    """The paper's method: `steps` more Picard steps from s* with autograd on, differentiated through.
+    """The paper's method: the derivative along `steps` more Picard steps from s*; the value is that at s* itself.
 
     None takes the paper's number, 8·⌊layers/2⌋ in ODE time. Memory grows with the steps. Samples whose residual ended
     below `closed_form` take Adjoint(steps) instead, which is the same at an equilibrium, and cheap. Away from one it
@@ -101,16 +85,50 @@ class RecurrentBackprop:
         _check_at_least("RecurrentBackprop's steps", self.steps, 1)
         _check_tol(self.closed_form)
 
-    def attach(self, f: Map, x: Tensor, z_star: Tensor, residual: Tensor) -> Tensor:
+    def cotangent(self, f: Map, z_star: Tensor, state: Tensor, residual: Tensor, grad: Tensor) -> Cotangent:
         steps = f.net.backward_steps(isinstance(f, EvenOdd)) if self.steps is None else self.steps
         near = residual < self.closed_form
         if self.closed_form == 0 or not bool(near.any()):
-            return _unroll(f, x, z_star, steps)
+            return _along(f, z_star, steps, grad)
         if bool(near.all()):
-            return _implicit(Adjoint(steps), f, z_star, x)
+            return Adjoint(steps).cotangent(f, z_star, state, residual, grad)
         i, j = near.nonzero().flatten(), near.logical_not().nonzero().flatten()
-        parts = _implicit(Adjoint(steps), f.restrict(i), z_star[i], x[i]), _unroll(f, x[j], z_star[j], steps)
-        return torch.cat(parts)[torch.cat([i, j]).argsort()]
+        a = Adjoint(steps).cotangent(f.restrict(i), z_star[i], state[i], residual[i], grad[i])
+        b = _along(f.restrict(j), z_star[j], steps, grad[j])
+        order = torch.cat([i, j]).argsort()
+        return Cotangent(
+            torch.cat([a.state, b.state]), torch.cat([a.mu, b.mu]), torch.cat([a.mu_x, b.mu_x]).index_select(0, order)
+        )
+
+
+def _along(f: Map, z: Tensor, steps: int, grad: Tensor) -> Cotangent:
+    states, mu = f.along(z, steps, grad)
+    return Cotangent(torch.cat(states), torch.cat(mu), torch.stack(mu).sum(0))
+
+
+class _Implicit(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, how: Backward, f: Map, z_star: Tensor, residual: Tensor, x: Tensor, *parameters: Tensor
+    ) -> Tensor:
+        state = f.join(z_star)
+        ctx.how, ctx.f = how, f
+        ctx.save_for_backward(x, z_star, state, residual)
+        return state.clone() if state is z_star else state
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, z_star, state, residual = ctx.saved_tensors
+        net, c = ctx.f.net, ctx.how.cotangent(ctx.f, z_star, state, residual, grad)
+        by_W, by_b = net.pullback(c.state, c.mu, c.mu_x, x)
+        by_x = net.pullback_input(c.mu_x, x) if ctx.needs_input_grad[4] else None
+        return None, None, None, None, by_x, *by_W, *by_b
+
+
+def attach(how: Backward, f: Map, x: Tensor, z_star: Tensor, residual: Tensor) -> Tensor:
+    """The state that z* stands for, connected to the parameters and to x."""
+    return _Implicit.apply(how, f, z_star, residual, x, *f.net.W, *f.net.b)  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True)
@@ -170,7 +188,7 @@ def solve(
     if isinstance(backward, ThroughTime):
         sol.state = _unroll(f, x, z0, max_iter)
     elif backward is not None:
-        sol.state = backward.attach(f, x, z_star, sol.residual)
+        sol.state = attach(backward, f, x, z_star, sol.residual)
     return sol
 
 

@@ -58,6 +58,14 @@ class Map:
         """λ ↦ g + Jᵀλ at the fixed point s (the whole state), for the gradient `grad` by it."""
         raise NotImplementedError
 
+    def along(self, z: Tensor, steps: int, grad: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+        """The derivative along so many steps from z, for the gradient `grad` by the state after them.
+
+        Step by step, the last one first: the state on which the step's weights act, and the gradient by the field of
+        every neuron. At a fixed point their sum is `adjoint(…).neumann(steps)`; elsewhere each step has slopes of its own.
+        """
+        raise NotImplementedError
+
     def relax(self, z: Tensor, settled: Tensor, out: Tensor | None = None) -> Tensor:
         """(1 − ω) z + ω f: damping for ω < 1 (the step of forward Euler), over-relaxation for ω > 1."""
         if self.relaxation == 1:
@@ -139,6 +147,17 @@ class Synchronous(Map):
         slopes = self.relax_slopes(self.net.local_slopes(s, h))
         return SynchronousAdjoint(self.all, self.M, slopes, self.net.rho.drho(s), grad)
 
+    @torch.no_grad()
+    def along(self, z: Tensor, steps: int, grad: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+        states, mu, none = [z], [], torch.zeros_like(grad)
+        for _ in range(steps - 1):
+            states.append(self(states[-1], out=torch.empty_like(z)))
+        for s in reversed(states):
+            step = self.adjoint(s, none)
+            mu.append(step.cotangent(grad))
+            grad = step(grad)
+        return states[::-1], mu
+
 
 class EvenOdd(Map):
     """One sweep: the block without the output settles in the field of the other, then that one in its field.
@@ -187,24 +206,54 @@ class EvenOdd(Map):
         main, aux = self.parts(z)
         if self.memoryless:
             aux = self.half(aux, main, self.aux, self.main, None)
-        layers = {**self.main.views(main), **self.aux.views(aux)}
-        return torch.cat([layers[l] for l in self.net.hidden], 1)
+        return self.whole(main, aux)
 
     def cut(self, s: Tensor) -> Tensor:
         main = self.main.gather(s)
         return main if self.memoryless else torch.cat([main, self.aux.gather(s)], 1)
 
-    @torch.no_grad()
     def adjoint(self, s: Tensor, grad: Tensor) -> EvenOddAdjoint:
         main, aux = self.main.gather(s), self.aux.gather(s)
+        return self.linearise(main, aux, aux, grad)
+
+    @torch.no_grad()
+    def linearise(self, main: Tensor, aux: Tensor, new_aux: Tensor, grad: Tensor) -> EvenOddAdjoint:
+        """λ ↦ g + Jᵀλ for the sweep from [main; aux], whose first half leads to new_aux."""
         rho = self.net.rho
-        slopes, drho = [], [rho.drho(main), rho.drho(aux)]
-        for block, own, source, other in ((self.main, main, self.aux, aux), (self.aux, aux, self.main, main)):
+        slopes, drho = [], [rho.drho(main), rho.drho(new_aux)]
+        for block, own, source, other in ((self.main, main, self.aux, new_aux), (self.aux, aux, self.main, main)):
             h = own if self.net.identity else block.couple(rho.rho(other), source, self.M, self.drive)
             slopes.append(self.relax_slopes(self.net.settle_slopes(own, h)))
         known = grad.device.type == "cpu"  # elsewhere a look would wait for the device
         lit = {l for l, g in self.net.split(grad).items() if not known or bool(g.any())}
         return EvenOddAdjoint(self, slopes, drho, [self.main.gather(grad), self.aux.gather(grad)], lit)
+
+    @torch.no_grad()
+    def along(self, z: Tensor, steps: int, grad: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+        sweeps = []
+        for _ in range(steps):
+            main, aux = self.parts(z)
+            new_main, new_aux = (z.new_empty(len(z), block.size) for block in (self.main, self.aux))
+            self.sweep(z, new_main, new_aux)
+            sweeps.append((main, new_aux if self.memoryless else aux, new_aux))
+            z = new_main if self.memoryless else torch.cat([new_main, new_aux], 1)
+        end = self.join(z)
+        last = self.adjoint(end, grad)
+        back, lit, states, mu = last.start, last.lit, [], []
+        if self.memoryless:  # at the end, the other block is settled once more
+            states, mu = [end], [self.whole(torch.zeros_like(last.grads[0]), last.grads[1])]
+            lit = last.grow(lit)
+        none = torch.zeros_like(grad)
+        for main, aux, new_aux in reversed(sweeps):
+            cotangent, back, lit = self.linearise(main, aux, new_aux, none).sweep(back, lit)
+            states.append(self.whole(main, new_aux))
+            mu.append(self.whole(*cotangent))
+        return states, mu
+
+    def whole(self, main: Tensor, aux: Tensor) -> Tensor:
+        """The state or cotangent (batch, N) with these two blocks."""
+        layers = {**self.main.views(main), **self.aux.views(aux)}
+        return torch.cat([layers[l] for l in self.net.hidden], 1)
 
 
 def _scale(c: Tensor | None, t: Tensor) -> Tensor:
@@ -291,22 +340,23 @@ class EvenOddAdjoint(AdjointMap):
         a = self.slopes[0][0]
         return new if a is None or main is None else new.addcmul_(a.expand_as(main), main)
 
-    def sweep(self, z: Tensor, lit: Set[int]) -> tuple[Tensor, Set[int]]:
-        """g + Jᵀλ and the layers lit in it, given λ and the layers lit in that."""
+    def sweep(self, z: Tensor, lit: Set[int]) -> tuple[tuple[Tensor, Tensor], Tensor, Set[int]]:
+        """The gradients by both fields, then g + Jᵀλ and the layers lit in it, given λ and the layers lit in that."""
         main, aux = self.f.parts(z)
         t = self.to_aux(main, self.grads[1] if self.f.memoryless else aux, lit)
+        cotangent = _scale(self.slopes[0][1], main), _scale(self.slopes[1][1], t)
         new, lit = self.to_main(main, t, self.grow(lit)), self.grow(self.grow(lit))
         if self.f.memoryless:
-            return new, lit
+            return cotangent, new, lit
         a = self.slopes[1][0]
-        return torch.cat([new, torch.addcmul(self.grads[1], a.expand_as(t), t)], 1), lit  # type: ignore[union-attr]
+        return cotangent, torch.cat([new, torch.addcmul(self.grads[1], a.expand_as(t), t)], 1), lit  # type: ignore[union-attr]
 
     def grow(self, lit: Set[int]) -> Set[int]:
         return {j for l in lit for j in (l - 1, l, l + 1)} & set(self.f.net.hidden)
 
     @torch.no_grad()
     def __call__(self, z: Tensor, out: Tensor | None = None) -> Tensor:
-        new, _ = self.sweep(z, set(self.f.net.hidden))
+        _, new, _ = self.sweep(z, set(self.f.net.hidden))
         return new if out is None else out.copy_(new)
 
     def restrict(self, keep: Tensor) -> EvenOddAdjoint:
@@ -318,15 +368,11 @@ class EvenOddAdjoint(AdjointMap):
         main, aux = self.f.parts(z)
         lit = set(self.f.net.hidden) if lit is None else lit
         t = self.to_aux(main, self.grads[1] if self.f.memoryless else aux, lit)
-        parts = {
-            **self.f.main.views(_scale(self.slopes[0][1], main)),
-            **self.f.aux.views(_scale(self.slopes[1][1], t)),
-        }
-        return torch.cat([parts[l] for l in self.f.net.hidden], 1)
+        return self.f.whole(_scale(self.slopes[0][1], main), _scale(self.slopes[1][1], t))
 
     @torch.no_grad()
     def neumann(self, terms: int) -> Tensor:
         z, lit = self.start, self.grow(self.lit) if self.f.memoryless else self.lit
         for _ in range(terms - 1):
-            z, lit = self.sweep(z, lit)
+            _, z, lit = self.sweep(z, lit)
         return self.cotangent(z, lit)

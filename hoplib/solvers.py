@@ -108,7 +108,7 @@ class Anderson(Picard):
     m: int = 4
     mu: float = 1e-10
     relative: bool = False
-    plain_steps: int = 2
+    plain_steps: int = 1
     safeguard: bool = True
 
     def __post_init__(self) -> None:

@@ -1,10 +1,13 @@
 """What the benchmark compares is the same computation: both routes of every row, and all of a step's products."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 import training as bench  # benchmarks/training.py
 
-from hoplib.table import ROWS, TRAININGS
+from hoplib.table import ROWS, TRAININGS, get_row
+from hoplib.train import Config, Training
 
 
 @pytest.mark.parametrize("name", TRAININGS)
@@ -28,3 +31,21 @@ def test_a_product_is_made_again_as_it_lay_in_memory():
     ((left, right),) = recorder.log
     assert left.make(a.device).stride() == a.stride()
     assert right.make(b.device).stride() == b.stride()
+
+
+@pytest.mark.parametrize("gain", [0.5, 2.0])
+@pytest.mark.parametrize("name", TRAININGS)
+def test_to_the_letter_is_to_the_letter(name, gain):
+    """With tol = 0 loss and gradients are those of the paper's equations, also where samples do not converge."""
+    row = get_row(name)
+    config = Config(replace(row, layers=bench.SMALL[len(row.layers)]), tol=0.0)
+    training = Training(config, device=torch.device("cpu"))
+    net = training.net.double()
+    with torch.no_grad():
+        for w in net.W:
+            w.mul_(gain)
+    x = torch.rand(8, 784, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    y = torch.eye(10, dtype=torch.float64)[:8]
+    value, gradients = bench.straightforward(training).gradients(x, y)
+    loss = training.gradients(x, y)[2]
+    assert bench.difference([loss, *(p.grad for p in net.parameters())], [value, *gradients]) < 1e-9

@@ -62,6 +62,36 @@ def test_truncated_after_k_steps_both_routes_agree(model, shape, even_odd):
         assert (a - b).norm() < 1e-10 * b.norm()
 
 
+@pytest.mark.parametrize("relaxation", RELAXATIONS)
+@pytest.mark.parametrize("n", [1, 3, 4])
+def test_away_from_equilibrium_it_is_autograd_along_the_steps(model, shape, even_odd, relaxation, n):
+    """The value stays that at s*, after n iterations; the gradient by it is carried back through k more steps."""
+    net, x = tiny(model, shape, scale=2.0, batch=3)
+    target = random_state(net, 3, seed=9)
+    x.requires_grad_()
+    sol = hop.solve(
+        net,
+        x,
+        hop.Picard(relaxation),
+        even_odd=even_odd,
+        max_iter=n,
+        early_stop=False,
+        backward=hop.RecurrentBackprop(3),
+    )
+    ours = torch.autograd.grad((sol.state * target).sum(), [x, *net.parameters()], allow_unused=True)
+    with torch.no_grad():
+        w = net.relaxation(even_odd) if relaxation is None else relaxation
+        f = (hop.EvenOdd if even_odd else hop.Synchronous)(net, x, w)
+        z = hop.trajectory(f, f.start(), iterations=n)[-1]
+    torch.testing.assert_close(sol.state, f.join(z), rtol=1e-12, atol=1e-12)
+    f = type(f)(net, x, w)
+    for _ in range(3):
+        z = f(z)
+    oracle = torch.autograd.grad((f.join(z) * target).sum(), [x, *net.parameters()], allow_unused=True)
+    for a, b in zip(ours, oracle, strict=True):
+        torch.testing.assert_close(a, torch.zeros_like(a) if b is None else b, rtol=1e-10, atol=1e-12)
+
+
 def test_the_default_is_the_papers_number_of_steps(model, even_odd):
     net, x = tiny(model, [6, 5, 4], scale=0.6, batch=3)
     options = {"even_odd": even_odd, "target": random_state(net, 3)}

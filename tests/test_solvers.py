@@ -46,7 +46,7 @@ def naive_anderson(f, x, m, mu, iterations):
         values.append(g)
         xs, gs = [*xs, x][-m:], [*gs, g][-m:]
         mixed = g
-        if k >= 2:
+        if k >= 1:
             F = np.stack([b - a for a, b in zip(xs, gs, strict=True)], 1)
             alpha = np.linalg.solve(F.T @ F + mu * np.eye(F.shape[1]), np.ones(F.shape[1]))
             candidate = np.stack(gs, 1) @ (alpha / alpha.sum())

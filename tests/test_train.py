@@ -154,15 +154,13 @@ class TestStep:
         solver = table.SOLVERS[row.solver]
         with torch.no_grad():
             end = hop.solve(net, x, solver, even_odd=row.even_odd, early_stop=False)
-            f = (hop.EvenOdd if row.even_odd else hop.Synchronous)(net, x, net.relaxation(row.even_odd))
-            more = hop.trajectory(f, f.cut(end.state), iterations=net.backward_steps(row.even_odd))[-1]
         assert ours.evaluations == 6 * net.max_iter(row.even_odd)
-        torch.testing.assert_close(ours.state, f.join(more), rtol=1e-12, atol=1e-12)
+        assert torch.equal(ours.state, end.state)
 
     @pytest.mark.parametrize("row", ["3-CHN", "3-HAM", "3-HAM-DEQ", "3-CHN-EO"])
     @pytest.mark.parametrize("scale", [1.0, 40.0])
     def test_whether_all_some_or_none_converge(self, row, scale):
-        """Those that did meet tol; those that did not are the paper's, n iterations and k more."""
+        """Those that did meet tol; those that did not are the paper's, after n iterations."""
         row = replace(table.get_row(row), layers=(784, 30, 10))
         net, x = tiny(table.MODELS[row.model], row.layers, scale=scale, batch=12)
         ours, papers = (train.equilibrium(net, x, row, tol) for tol in (1e-9, 0.0))
