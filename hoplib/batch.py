@@ -21,9 +21,8 @@ from typing import Any
 
 import torch
 
-from . import train
-from .table import MODELS, get_row, select
-from .train import Config, RunError, record_path, why_not
+from .records import RunError, record_path, why_not, write
+from .table import MODELS, Config, configure, get_row, select
 
 ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOK = ROOT / "notebooks" / "07_train.ipynb"
@@ -62,7 +61,7 @@ class Plan:
             raise ValueError(f"unknown option {unknown[0]!r}; choose from {', '.join(sorted(known))}")
         given = {k: str(v) for k, v in options.items() if v not in (None, "")}
         data = given.get("data", "mnist")
-        output = Path(given.get("output") or (ROOT / "results" if data == "mnist" else ROOT / "results" / data))
+        output = Path(given.get("output") or ROOT / "results")
         try:
             seeds = [int(s) for s in given.get("seeds", "0 1 2 3 4").replace(",", " ").split()]
             sizes: dict[str, Any] = {k: int(given[k]) for k in SIZES[1:4] if k in given}
@@ -78,7 +77,7 @@ class Plan:
         return plan
 
     def job(self, training: str, seed: int) -> Job:
-        return Job(training, *train.configure(training, seed, data=self.data, **self.sizes))
+        return Job(training, *configure(training, seed, data=self.data, **self.sizes))
 
     def jobs(self) -> list[Job]:
         return [self.job(training, seed) for training in select(self.rows) for seed in self.seeds]
@@ -96,7 +95,7 @@ class Plan:
 
     def progress(self, job: Job) -> dict[str, Any] | None:
         """The heartbeat of a run that is alive, else None."""
-        path = self.output / "checkpoints" / job.training / f"seed-{job.seed}.progress"
+        path = self.output / "checkpoints" / job.config.name / f"seed-{job.seed}.progress"
         with contextlib.suppress(OSError, ValueError):
             beat: dict[str, Any] = json.loads(path.read_text())
             return beat if time.time() - beat["time"] < 120 else None
@@ -228,7 +227,7 @@ def main(argv: list[str] | None = None) -> int:
     except Exception as e:
         print(f"error: {e}", file=sys.stderr)
         with contextlib.suppress(OSError, RunError):
-            train.write(failed, f"{e}\n".encode())
+            write(failed, f"{e}\n".encode())
         return 1
     for name in job.rows:
         record = json.loads(plan.record(name, seed).read_text())

@@ -62,7 +62,7 @@ class Map:
         """The derivative along so many steps from z, for the gradient `grad` by the state after them.
 
         Step by step, the last one first: the state on which the step's weights act, and the gradient by the field of
-        every neuron. At a fixed point their sum is `adjoint(…).neumann(steps)`; elsewhere each step has slopes of its own.
+        every neuron. At a fixed point their sum is `adjoint(…).neumann(steps)`; elsewhere each step has its own slopes.
         """
         raise NotImplementedError
 

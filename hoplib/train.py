@@ -7,104 +7,44 @@ atomically, and the record, written last, is what tells that a run is done.
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import io
-import json
 import math
 import os
 import platform
 import shutil
 import time
-import uuid
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from filelock import FileLock
 from torch import Tensor
 
 from . import kernels
-from .data import SOURCES, Data, load_data
+from .data import Data, load_data
 from .equilibrium import RecurrentBackprop, attach, solve
 from .madam import Madam, linear_decay, loss
 from .maps import EvenOdd, Synchronous
+from .measure import look, measure, readout
 from .network import Network, default_device
-from .solvers import Anderson, Picard, Solution, iterate, residual
-from .table import EPOCHS, MODELS, ROWS, SOLVERS, TRAININGS, Row, get_row
+from .records import (
+    RunError,
+    atomic,
+    read_checkpoint,
+    record_path,
+    save_network,
+    why_not,
+    write,
+    write_checkpoint,
+    write_record,
+)
+from .solvers import Anderson, Picard, Solution, iterate
+from .table import EPOCHS, MODELS, SOLVERS, TOL, Config, Row
 
-NUMERICS = 3  # raise it with every change that changes a trained network: older records and checkpoints are then void
-CRITERIA = tuple(10 ** (e / 2) for e in range(-16, -3))  # 1e-8 … 1e-2 in half decades
-BINS = np.linspace(-8, 0, 401)  # of log10 residuals
-TOL = 1e-4  # the paper's criterion
 FINISH = Anderson(m=5, mu=1e-8, relative=True, plain_steps=1, safeguard=False)
 FINISH_STEPS = 20
-
-
-class RunError(RuntimeError):
-    """A run cannot go on; the message names the problem and the way out."""
-
-
-@dataclass(frozen=True)
-class Config:
-    """Everything that determines the numbers of a training, but the epoch at which it is looked at."""
-
-    row: Row
-    seed: int = 0
-    data: str = "mnist"
-    train_images: int = 60_000
-    test_images: int = 10_000
-    batch_size: int = 64
-    tol: float = 1e-6  # where training stops a sample, far below the criterion of the measurement; 0: to the letter
-
-    def __post_init__(self) -> None:
-        layers = self.row.layers
-        if layers[0] != 784 or layers[-1] != 10:
-            raise ValueError(f"digits need 784 input and 10 output neurons; got layers={list(layers)}")
-        if self.data not in SOURCES:
-            raise ValueError(f"unknown data set {self.data!r}; choose from {', '.join(SOURCES)}")
-        counts = SOURCES[self.data].counts
-        for name, least, most in (
-            ("seed", 0, 2**31 - 1),
-            ("batch_size", 1, self.train_images),
-            ("train_images", 1, counts[0]),
-            ("test_images", 1, counts[1]),
-        ):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
-                raise ValueError(f"{name} must be an integer from {least} to {most}, not {value!r}")
-        if not 0 <= self.tol < TOL:
-            raise ValueError(
-                f"tol must lie between 0 (the paper's iterations, all of them) and {TOL:g}, the criterion of the "
-                f"measurement; not {self.tol!r}"
-            )
-
-    def settings(self) -> dict[str, Any]:
-        """As plain data, with all that the paper's protocol fixes by the row."""
-        values = {**self.row.settings(), **asdict(replace(self, row=self.row))}
-        values.pop("row")
-        return json.loads(json.dumps({**values, "schedule": EPOCHS, "numerics": NUMERICS}))  # type: ignore[no-any-return]
-
-    @property
-    def fingerprint(self) -> str:
-        return hashlib.sha256(json.dumps(self.settings(), sort_keys=True).encode()).hexdigest()[:16]
-
-
-def configure(
-    row: str | Row, seed: int = 0, *, layers: Sequence[int] = (), epochs: int | None = None, **options: Any
-) -> tuple[Config, dict[str, int]]:
-    """The configuration of a row's training, and the rows that it measures: name → epoch.
-
-    `row` is a name of the table or a Row of one's own. `layers` and `epochs` make a run smaller than the row's.
-    """
-    named = get_row(row) if isinstance(row, str) else row
-    names = [n for n in TRAININGS.get(named.training, ()) if ROWS[n].epoch <= named.epoch]
-    rows = {n: ROWS[n] for n in names} if isinstance(row, str) else {row.training: row}
-    config = Config(replace(named, layers=tuple(layers) or named.layers), seed, **options)
-    return config, {name: r.at(epochs).epoch for name, r in rows.items()}
 
 
 @dataclass
@@ -156,11 +96,6 @@ def equilibrium(net: Network, x: Tensor, row: Row, tol: float) -> Solution:
     return sol
 
 
-def readout(net: Network, s: Tensor, row: Row) -> Tensor:
-    """ŷ: the last layer, or for the rows 'as published' the last ten neurons of the last odd layer."""
-    return net.layer(s, -1) if row.readout == "output" else net.layer(s, net.odd[-1])[:, -10:]
-
-
 @dataclass
 class Training:
     """The state of a training: network, optimizer, schedule, generator, and the history of its epochs."""
@@ -201,13 +136,15 @@ class Training:
         """All batches once, in an order that the generator draws."""
         c = self.config
         train = replace(data.train, **{k: getattr(data.train, k)[: c.train_images] for k in ("x", "y", "label")})
-        steps, start, looked = c.train_images // c.batch_size, time.perf_counter(), 0.0
-        before = sum(h["seconds"] for h in self.history)
-        sums = torch.zeros(3, dtype=torch.float64, device=self.device)
+        steps, looked = c.train_images // c.batch_size, 0.0
+        start, cpu, before = time.perf_counter(), time.process_time(), sum(h["seconds"] for h in self.history)
+        names = "loss", "accuracy", "iterations", "not_converged"
+        sums = torch.zeros(len(names), dtype=torch.float64, device=self.device)
         for i, (x, y) in enumerate(train.batches(c.batch_size, generator=self.generator), 1):
             sol, y_hat, value = self.step(x, y)
             right = (y_hat.argmax(1) == y.argmax(1)).double().mean()
-            sums += torch.stack([value.double(), right, sol.iterations.double().mean()])
+            away = 1 - sol.converged.double().mean()
+            sums += torch.stack([value.double(), right, sol.iterations.double().mean(), away])
             seconds = time.perf_counter() - start
             if seconds - looked > 0.5 or i == steps:  # now and then: a look waits for the device
                 looked = seconds
@@ -215,11 +152,12 @@ class Training:
                     raise RunError(f"the loss is no longer finite in epoch {self.epoch + 1}, step {i}")
                 done, total = self.epoch * steps + i, epochs * steps
                 left = (before + seconds) / done * (total - done)
-                value_, right_, iterations = (sums / i).tolist()
+                value_, right_, iterations, _ = (sums / i).tolist()
                 report(Progress(self.epoch + 1, epochs, i, steps, value_, right_, iterations, left))
         self.schedule.step()
-        numbers = dict(zip(("loss", "accuracy", "iterations"), (sums / steps).tolist(), strict=True))
-        self.history.append({**numbers, "seconds": time.perf_counter() - start})
+        times = {"seconds": time.perf_counter() - start, "cpu_seconds": time.process_time() - cpu}
+        numbers = dict(zip(names, (sums / steps).tolist(), strict=True))
+        self.history.append({**numbers, **look(self.net, c.row, data, c.test_images), **times})
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -239,162 +177,44 @@ class Training:
         self.history = state["history"]
 
 
-# -- the measurement --------------------------------------------------------------------------------------------
-
-
-@torch.no_grad()
-def evaluate(net: Network, row: Row, data: Data, images: int = 10_000, batch: int = 500) -> dict[str, Any]:
-    """The paper's measurement on the test images: all iterations for all samples, every residual kept.
-
-    iterations of a sample: the first i whose residual is below 1e-4, n − 1 where none is. `equation_error` is
-    ‖f(s, x) − s‖/‖s‖ of the synchronous equation at the final state: whether what converged is an equilibrium.
-    """
-    x, label = data.test.x[:images], data.test.label[:images]
-    counts = np.zeros((net.max_iter(row.even_odd) - 1, len(BINS) - 1), np.int64)
-    right, errors, reached = 0, [], []
-    for i in range(0, len(x), batch):
-        sol = solve(
-            net, x[i : i + batch], SOLVERS[row.solver], even_odd=row.even_odd, tol=TOL, early_stop=False, trace=True
-        )
-        assert sol.residuals is not None
-        right += int((readout(net, sol.state, row).argmax(1) == label[i : i + batch]).sum())
-        errors.append(residual(net.step(sol.state, x[i : i + batch]), sol.state))
-        reached.append(torch.stack([_first_below(sol.residuals, c) for c in CRITERIA]))
-        log = sol.residuals.double().log10().cpu().numpy()
-        for k, values in enumerate(log):
-            counts[k] += np.histogram(values[np.isfinite(values)], BINS)[0]
-    iterations = torch.cat(reached, 1).double()  # (criteria, images)
-    at_tol = iterations[CRITERIA.index(TOL)]
-    mean, std = at_tol.mean().item(), at_tol.std(correction=0).item()
-    error = torch.cat(errors).double()
-    quantiles = error.quantile(error.new_tensor([0.5, 0.95, 1.0]))
-    per_iteration = net.multiply_adds()
-    return {
-        "test_accuracy": right / len(x),
-        "iterations_mean": mean,
-        "iterations_std": std,
-        "not_converged": (at_tol == len(counts)).double().mean().item(),
-        "criteria": {f"{c:.3g}": m for c, m in zip(CRITERIA, iterations.mean(1).tolist(), strict=True)},
-        "equation_error": dict(zip(("median", "95 %", "max"), quantiles.tolist(), strict=True)),
-        "multiply_adds": {
-            "iteration": per_iteration,
-            "input": net.layers[0] * net.layers[1],
-            "solve": net.layers[0] * net.layers[1] + mean * per_iteration,
-        },
-        "histogram": counts,
-    }
-
-
-def _first_below(residuals: Tensor, tol: float) -> Tensor:
-    """The first i with residuals[i] < tol, else the number of residuals; per sample."""
-    below = residuals < tol
-    return torch.where(below.any(0), below.int().argmax(0), len(residuals))
-
-
-# -- files ------------------------------------------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def atomic(path: Path) -> Iterator[Path]:
-    """A temporary file that takes the place of `path` when all went well, and is removed otherwise."""
-    part = None
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
-        part.touch()
-        yield part
-        with part.open("rb") as f:
-            os.fsync(f.fileno())
-        os.replace(part, path)
-    except OSError as e:
-        raise RunError(f"cannot write {path}: {e.strerror or e}") from e
-    finally:
-        if part is not None:
-            part.unlink(missing_ok=True)
-
-
-def write(path: Path, content: bytes | dict[str, Any]) -> None:
-    """Put bytes, or plain data as JSON, in a file, atomically."""
-    with atomic(path) as part:
-        part.write_bytes(content if isinstance(content, bytes) else (json.dumps(content, indent=1) + "\n").encode())
-
-
-def save_checkpoint(training: Training, path: Path) -> None:
-    memory = io.BytesIO()  # torch.save straight to a full disk raises no OSError
-    torch.save(training.state_dict(), memory)
-    write(path, memory.getvalue())
+# -- a run ------------------------------------------------------------------------------------------------------
 
 
 def load_checkpoint(training: Training, path: Path) -> bool:
-    """Go on from a checkpoint of the same configuration and numerics; False if there is none. Runs no code."""
+    """Go on from a checkpoint of the same configuration and numerics; False if there is none, or a damaged one."""
     if not path.exists():
         return False
-    try:
-        state = torch.load(path, map_location=training.device, weights_only=True)
-        if state["fingerprint"] != training.config.fingerprint:
-            return False
-        training.load_state_dict(state)
-    except Exception as e:  # whatever a damaged file makes the reader raise
-        raise RunError(
-            f"the checkpoint {path} is damaged ({type(e).__name__}). Delete it to train from the start; "
-            "records that are already written stay."
-        ) from e
+    state = read_checkpoint(path, training.device)
+    if state is None:
+        warnings.warn(f"the checkpoint {path} is damaged and not used: training starts anew", stacklevel=2)
+        return False
+    if state.get("fingerprint") != training.config.fingerprint:
+        return False
+    training.load_state_dict(state)
     return True
 
 
-def record_path(runs: Path, row: str, seed: int) -> Path:
-    return runs / row / f"seed-{seed}.json"
-
-
-def read_record(path: Path, config: Config, epoch: int) -> dict[str, Any] | None:
-    """The record, if it is there and belongs to this configuration, epoch and version of the numerics."""
-    return None if why_not(path, config, epoch) else json.loads(path.read_text())
-
-
-def why_not(path: Path, config: Config, epoch: int) -> str:
-    """Why the record at `path` does not count: missing, damaged, changed; "" if it does."""
-    if not path.exists():
-        return "missing"
-    try:
-        record = json.loads(path.read_text())
-        with np.load(path.with_suffix(".npz")) as arrays:
-            arrays["histogram"]
-        settings = record["config"]
-        for name in ("test_accuracy", "iterations_mean", "iterations_std", "not_converged"):
-            float(record[name])
-    except (OSError, ValueError, KeyError, TypeError):
-        return "damaged"
-    expected = config.settings()
-    if settings.get("numerics") != NUMERICS:
-        return f"numerics {settings.get('numerics')}, now {NUMERICS}"
-    changed = [k for k in expected if settings.get(k) != expected[k]]
-    if changed or record["epoch"] != epoch:
-        return "changed: " + ", ".join(changed or ["epoch"])
-    return ""
-
-
-def write_record(runs: Path, name: str, training: Training, measured: dict[str, Any], seconds: float) -> Path:
-    """The histogram as .npz, then the record: its presence means that the run is complete."""
-    config, path = training.config, record_path(runs, name, training.config.seed)
-    arrays = io.BytesIO()
-    np.savez_compressed(arrays, histogram=measured["histogram"].astype(np.uint16), bins=BINS.astype(np.float32))
-    write(path.with_suffix(".npz"), arrays.getvalue())
-    record = {
+def record(training: Training, name: str, numbers: dict[str, Any], seconds: dict[str, Any]) -> dict[str, Any]:
+    """What is known of a run: its numbers, its history, its configuration, and where and how long it ran."""
+    config, history = training.config, training.history
+    return {
         "row": name,
         "seed": config.seed,
         "data": config.data,
         "epoch": training.epoch,
-        **{k: v for k, v in measured.items() if k != "histogram"},
-        "seconds": {"training": sum(h["seconds"] for h in training.history), "evaluation": seconds},
-        "history": training.history,
+        **numbers,
+        "seconds": {
+            "training": sum(h["seconds"] for h in history),
+            "training_cpu": sum(h["cpu_seconds"] for h in history),
+            **seconds,
+        },
+        "history": history,
         "config": config.settings(),
         "versions": versions(),
         "device": device_name(training.device),
         "fused": training.fused,
         "threads": torch.get_num_threads(),
     }
-    write(path, record)
-    return path
 
 
 def versions() -> dict[str, str]:
@@ -413,9 +233,6 @@ def can_compile() -> bool:
     return any(shutil.which(c) for c in (os.environ.get("CXX") or "g++", "clang++"))
 
 
-# -- a run ------------------------------------------------------------------------------------------------------
-
-
 def run(
     config: Config,
     rows: dict[str, int],
@@ -427,8 +244,10 @@ def run(
     report: Callable[[Progress], object] = lambda _: None,
     data: Data | None = None,
 ) -> list[Path]:
-    """Train until every row (name → epoch of its measurement) has its record, from the last checkpoint if there is one.
+    """Train until every record (name → epoch) is there, from the last checkpoint if there is one.
 
+    The names are those of `configure`: a run other than the table's has records of other names. The last network stays
+    in the folder weights/ beside `runs`.
     `fused=None` compiles the optimizer where a compiler is found and the run is long enough to repay it.
     """
     device = default_device() if device is None else torch.device(device)
@@ -437,7 +256,7 @@ def run(
     last = max(rows.values())
     if fused is None:
         fused = can_compile() and last * (config.train_images // config.batch_size) >= 2000
-    checkpoint = checkpoints / config.row.training / f"seed-{config.seed}.pt"
+    checkpoint = checkpoints / config.name / f"seed-{config.seed}.pt"
     for folder in (runs, checkpoint.parent):
         with atomic(folder / ".writable"):
             pass
@@ -473,13 +292,15 @@ def _run(
     while missing:
         assert data is not None
         for name in [name for name, epoch in missing.items() if epoch == training.epoch]:
-            start = time.perf_counter()
-            measured = evaluate(training.net, config.row, data, config.test_images)
-            write_record(runs, name, training, measured, time.perf_counter() - start)
+            numbers, arrays, seconds = measure(training.net, config.row, data, config.test_images)
+            if training.epoch == max(rows.values()):
+                weights = runs.parent / "weights" / name / f"seed-{config.seed}.safetensors"
+                save_network(training.net, weights, training=config.settings(), epoch=training.epoch)
+            write_record(paths[name], record(training, name, numbers, seconds), arrays)
             del missing[name]
         if missing:
             training.train_epoch(data, max(missing.values()), beat)
-            save_checkpoint(training, checkpoint)
+            write_checkpoint(checkpoint, training.state_dict())
     heartbeat.unlink(missing_ok=True)
     for name, path in paths.items():
         if reason := why_not(path, config, rows[name]):
