@@ -6,8 +6,9 @@ so `hoplib` does not import it by itself.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -15,10 +16,27 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.collections import QuadMesh
 from matplotlib.colors import LogNorm
+from matplotlib.figure import Figure
+from matplotlib.patheffects import Normal, Stroke
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from .results import Run
 
 EVEN, ODD = "#F08C00", "#6741D9"  # the paper's colours for even and odd layers
 COLOURS = {"synchronous": "#343A40", "even-odd": EVEN, "even-odd + Anderson": "#1098AD", "Anderson": "#2F9E44"}
+
+SHARES = LogNorm(2e-5, 1)  # of the images; 2e-5 is one image of five seeds
+FIGURES = {  # file → rows, as the paper's Figures 3 and 4 have them: plain above, even-odd below
+    "figure-3-dynamics-3-layers": [
+        *("3-CHN-3-epochs", "3-CHN-DEQ", "3-HAM", "3-HAM-DEQ"),
+        *("3-CHN-EO", "3-CHN-EO-DEQ", "3-HAM-EO", "3-HAM-EO-DEQ"),
+    ],
+    "figure-4-dynamics-5-and-7-layers": [
+        *("5-HAM", "5-HAM-DEQ", "7-HAM", "7-HAM-DEQ"),
+        *("5-HAM-EO", "5-HAM-EO-DEQ", "7-HAM-EO", "7-HAM-EO-DEQ"),
+    ],
+}
 
 
 def use_style() -> None:
@@ -57,19 +75,64 @@ def matrix(ax: Axes, M: Tensor, edges: tuple[list[int], list[int]], title: str =
     return ax
 
 
-def residuals(ax: Axes, counts: np.ndarray, criteria: Mapping[float, float], tol: float = 1e-4) -> QuadMesh:
-    """Figures 3–4 of the paper: how many samples have which residual, iteration by iteration.
+def residuals(
+    ax: Axes, counts: np.ndarray, criteria: Mapping[float, float], tol: float = 1e-4, images: int | None = None
+) -> QuadMesh:
+    """Figures 3–4 of the paper: what share of the images has which residual, iteration by iteration.
 
-    counts: (iterations, bins) over log10 residuals from −8 to 0. criteria: residual → mean iterations to reach it
-    (cyan), with a ring at the criterion `tol` (dashed). Returns the coloured mesh, for a colour bar.
+    counts: (iterations, bins) over log10 residuals from −8 to 0, of so many images (by default, those of the first
+    iteration). criteria: residual → mean iterations to reach it (cyan), with a ring at the criterion `tol` (dashed).
+    Returns the coloured mesh, for a colour bar.
     """
     n, bins = counts.shape
     x, y = np.arange(n + 1) - 0.5, np.logspace(-8, 0, bins + 1)
-    mesh = ax.pcolormesh(x, y, np.ma.masked_equal(counts.T, 0), norm=LogNorm(1), cmap="magma_r", rasterized=True)
+    share = np.ma.masked_equal(counts.T, 0) / (images or max(int(counts[0].sum()), 1))
+    mesh = ax.pcolormesh(x, y, share, norm=SHARES, cmap="magma_r", rasterized=True)
     ax.set_facecolor(mesh.get_cmap()(0.0))
-    ax.axhline(tol, color="white", linestyle="--", linewidth=1)
-    ax.plot(list(criteria.values()), list(criteria), color="cyan", linewidth=1.5)
-    ax.plot(criteria[tol], tol, "o", markerfacecolor="none", markeredgecolor="white", markeredgewidth=1.5)
+    outline = [Stroke(linewidth=3, foreground="black", alpha=0.6), Normal()]  # seen on light and on dark
+    ax.axhline(tol, color="black", linewidth=1.2)
+    ax.axhline(tol, color="white", linestyle="--", linewidth=1.2)
+    ax.plot(list(criteria.values()), list(criteria), color="cyan", linewidth=1.5, path_effects=outline)
+    ax.plot(criteria[tol], tol, "o", mfc="none", mec="white", mew=1.5, path_effects=outline)
     ax.set(yscale="log", xlim=(-0.5, n - 0.5), ylim=(1e-8, 1), xlabel="iteration", ylabel="relative residual")
     ax.grid(False)
     return mesh
+
+
+def panels(found: Mapping[str, tuple[np.ndarray, Mapping[float, float], int]], columns: int = 4) -> Figure:
+    """A grid of `residuals`, title → (counts, criteria, images), under one colour scale."""
+    columns = min(columns, len(found))
+    rows = -(-len(found) // columns)
+    size = (2.9 * columns + 1, 2.5 * rows + 0.3)
+    fig, axes = plt.subplots(rows, columns, figsize=size, sharey=True, squeeze=False, layout="constrained")
+    mesh = None
+    for ax, (title, (counts, criteria, images)) in zip(axes.flat, found.items(), strict=False):
+        mesh = residuals(ax, counts, criteria, images=images)
+        ax.set_title(title)
+    for i, ax in enumerate(axes.flat):
+        ax.set_ylabel("" if i % columns else "relative residual")
+        ax.set_visible(i < len(found))
+    if mesh is not None:
+        fig.colorbar(mesh, ax=axes, label="share of the images per bin", shrink=0.8)
+    return fig
+
+
+def dynamics(runs: Sequence[Run], rows: Sequence[str]) -> Figure | None:
+    """Figure 3 or 4: the panels of those rows that have records, over all their seeds; None if there are none."""
+    found = {}
+    for name in rows:
+        mine = [r for r in runs if r.row == name]
+        if mine:
+            counts = np.sum([r.arrays["histogram"].astype(int) for r in mine], 0)
+            means = {c: np.mean([r.numbers["criteria"][c] for r in mine]) for c in mine[0].numbers["criteria"]}
+            seeds = f", {len(mine)} seed{'s' if len(mine) > 1 else ''}"
+            images = sum(len(r.arrays["iterations"]) for r in mine)
+            found[name + seeds] = counts, {float(c): float(n) for c, n in means.items()}, images
+    return panels(found) if found else None
+
+
+def save(fig: Figure, path: Path) -> None:
+    """As PNG and as PDF, the same bytes for the same figure."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fig.savefig(path.with_suffix(".png"), dpi=110, metadata={"Software": None})
+    fig.savefig(path.with_suffix(".pdf"), dpi=200, metadata={"CreationDate": None, "Producer": None, "Creator": None})

@@ -78,7 +78,7 @@ def digest(record: Mapping[str, Any]) -> str:
 def write_record(path: Path, record: Mapping[str, Any], arrays: Arrays) -> None:
     """The arrays as .npz, then the record: its presence means that the run is complete."""
     packed = io.BytesIO()
-    np.savez_compressed(packed, **arrays)
+    np.savez_compressed(packed, **arrays)  # type: ignore[arg-type]
     write(path.with_suffix(".npz"), packed.getvalue())
     record = {**record, "npz_sha256": hashlib.sha256(packed.getvalue()).hexdigest()}
     write(path, {**record, "sha256": digest(record)})

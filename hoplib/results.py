@@ -1,0 +1,286 @@
+"""The records as tables: one tidy frame for each question, the paper's Table 2 beside ours, and the files in results/.
+
+    python -m hoplib.results        write results/table.csv, .md, .tex, the figures, and the README's copy of the table
+
+Everything is read from the records that count; nothing is typed by hand. Needs the `notebooks` extra.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import os
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd  # type: ignore[import-untyped]
+
+from .measure import WAYS, Arrays
+from .records import read_record, record_path, why_not, write
+from .table import ROWS, Row, configure
+
+ROOT = Path(__file__).resolve().parent.parent
+SEEDS = (0, 1, 2, 3, 4)
+DESCRIBED = [name for name, row in ROWS.items() if row.readout == "output"]  # the paper's 17 rows
+
+
+@dataclass(frozen=True)
+class Run:
+    """A record with its arrays."""
+
+    row: str
+    seed: int
+    numbers: dict[str, Any]
+    arrays: Arrays
+
+
+def load(results: Path | str, data: str = "mnist", rows: list[str] | None = None, **options: Any) -> list[Run]:
+    """The records below results/runs that count, row by row and seed by seed. `options` as for `configure`."""
+    found = []
+    for name in ROWS if rows is None else rows:
+        for seed in SEEDS:
+            config, records = configure(name, seed, data=data, **options)
+            record, epoch = list(records.items())[-1]
+            path = record_path(Path(results) / "runs", record, seed)
+            if not why_not(path, config, epoch):
+                found.append(Run(name, seed, *read_record(path)))
+    return found
+
+
+# -- tidy frames ------------------------------------------------------------------------------------------------
+
+
+def _facts(run: Run) -> dict[str, Any]:
+    row = ROWS[run.row]
+    return {
+        "row": run.row,
+        "seed": run.seed,
+        "layers": len(row.layers),
+        "model": row.model,
+        "method": row.label,
+        "solver": row.solver,
+        "updates": "even-odd" if row.even_odd else "synchronous",
+    }
+
+
+def per_run(runs: list[Run]) -> pd.DataFrame:
+    """One line for each record: the numbers of Table 2, and what they cost."""
+    names = ("test_accuracy", "iterations_mean", "not_converged", "false_convergence")
+    return pd.DataFrame(
+        {
+            **_facts(r),
+            **{name: r.numbers[name] for name in names},
+            "multiply_adds": r.numbers["multiply_adds"]["solve"],
+            "solve_seconds": r.numbers["seconds"]["cross_cpu"][way(ROWS[r.row])],
+            "training_hours": r.numbers["seconds"]["training_cpu"] / 3600,
+            **{f"iterations to {c}": n for c, n in r.numbers["criteria"].items()},
+        }
+        for r in runs
+    )
+
+
+def per_epoch(runs: list[Run]) -> pd.DataFrame:
+    """One line for each epoch of each training."""
+    return pd.DataFrame(
+        {**_facts(r), "epoch": e, **numbers} for r in runs for e, numbers in enumerate(r.numbers["history"], 1)
+    )
+
+
+def per_image(runs: list[Run]) -> pd.DataFrame:
+    """One line for each test image of each record."""
+    frames = []
+    for r in runs:
+        a = r.arrays
+        image = pd.DataFrame(
+            {
+                "image": range(len(a["iterations"])),
+                "iterations": a["iterations"].astype(int),
+                "predicted": a["predicted"].astype(int),
+                "equation_error": 10.0 ** (a["equation_error"].astype(float) / 10),
+            }
+        )
+        frames.append(image.assign(**_facts(r)))
+    return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
+
+
+def per_way(runs: list[Run]) -> pd.DataFrame:
+    """One line for each record and way of solving: what a solver does, whatever the network was trained with."""
+    return pd.DataFrame(
+        {**_facts(r), "way": name, **r.numbers["cross"][name], "cpu_seconds": r.numbers["seconds"]["cross_cpu"][name]}
+        for r in runs
+        for name in WAYS
+    )
+
+
+def per_radius(runs: list[Run]) -> pd.DataFrame:
+    """One line for each image whose spectral radius is known: the radius, and the even-odd iterations it took."""
+    k = list(WAYS).index("even-odd")
+    frames = [
+        pd.DataFrame(
+            {
+                "image": range(len(r.arrays["spectral_radius"])),
+                "spectral_radius": r.arrays["spectral_radius"].astype(float),
+                "iterations": r.arrays["cross_iterations"][k, : len(r.arrays["spectral_radius"])].astype(int),
+            }
+        ).assign(**_facts(r))
+        for r in runs
+        if "spectral_radius" in r.arrays
+    ]
+    return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
+
+
+# -- Table 2 ----------------------------------------------------------------------------------------------------
+
+
+def way(row: Row) -> str:
+    """The row's own way of solving, by its name in the cross measurement."""
+    return ("even-odd" if row.even_odd else "synchronous") + (", Anderson" if row.solver == "anderson" else "")
+
+
+def base(row: Row) -> str:
+    """The row that the paper's speed-up compares with."""
+    return "3-CHN-3-epochs" if row.model == "CHN" else f"{len(row.layers)}-HAM"
+
+
+def charge(row: Row) -> int:
+    """State updates of one iteration, as the paper counts them: 20 for CHN-EO, with its 2 × 10 local steps."""
+    return 20 if row.model == "CHN" and row.even_odd else 1
+
+
+def table(runs: list[Run]) -> pd.DataFrame:
+    """Every row over its seeds, means and standard deviations, beside the paper's; NaN where nothing is known.
+
+    Three speed-ups: in state updates, as the paper counts; in multiply-adds of a whole solve, the product with the
+    input among them; in CPU time of the cross measurement.
+    """
+    frame = per_run(runs)
+    lines = {}
+    for name, row in ROWS.items():
+        ours = frame[frame.row == name] if len(frame) else frame
+        paper = row.published
+        assert paper is not None
+        line: dict[str, float] = {"records": len(ours)}
+        if len(ours):
+            for key, scale in (
+                ("iterations_mean", 1),
+                ("test_accuracy", 100),
+                ("not_converged", 100),
+                ("false_convergence", 100),
+            ):
+                line[key], line[f"{key} std"] = scale * ours[key].mean(), scale * ours[key].std()
+            line |= {key: ours[key].mean() for key in ("multiply_adds", "solve_seconds", "training_hours")}
+            line["updates"] = charge(row) * line["iterations_mean"]
+        line |= {"paper iterations": paper.iterations, "paper iterations std": paper.iterations_std}
+        line |= {"paper speed-up": paper.speedup, "paper accuracy": paper.accuracy}
+        lines[name] = line | {"paper accuracy std": paper.accuracy_std}
+    found = pd.DataFrame(lines).T.rename_axis("row")
+    for speed_up, key in (
+        ("speed-up", "updates"),
+        ("speed-up in multiply-adds", "multiply_adds"),
+        ("speed-up in time", "solve_seconds"),
+    ):
+        if key in found:
+            found[speed_up] = [found[key].get(base(ROWS[n])) / found[key][n] for n in found.index]
+    return found
+
+
+def spread(mean: float, std: float, digits: int) -> str:
+    """mean ± std; no ± where there is one seed, nothing where there is none."""
+    if pd.isna(mean):
+        return ""
+    return f"{mean:.{digits}f}" + ("" if pd.isna(std) else f" ± {std:.{digits}f}")
+
+
+def shown(found: pd.DataFrame, data: str) -> pd.DataFrame:
+    """The table as people read it: ours beside the paper's."""
+
+    def get(name: str, key: str) -> float:
+        return float(found[key][name]) if key in found else float("nan")
+
+    def pair(name: str, key: str, digits: int) -> str:
+        return spread(get(name, key), get(name, f"{key} std"), digits)
+
+    lines = {
+        n: {
+            "seeds": f"{int(get(n, 'records'))} of {len(SEEDS)}",
+            "iterations": pair(n, "iterations_mean", 1),
+            "paper's": pair(n, "paper iterations", 1),
+            "speed-up": spread(get(n, "speed-up"), float("nan"), 2),
+            "paper's ": f"{get(n, 'paper speed-up'):.1f}",
+            "in multiply-adds": spread(get(n, "speed-up in multiply-adds"), float("nan"), 2),
+            "in time": spread(get(n, "speed-up in time"), float("nan"), 2),
+            f"accuracy %, {data.upper()}": pair(n, "test_accuracy", 2),
+            "paper's, EMNIST": pair(n, "paper accuracy", 1),
+            "not converged %": pair(n, "not_converged", 2),
+            "falsely converged %": pair(n, "false_convergence", 2),
+        }
+        for n in found.index
+    }
+    return pd.DataFrame(lines).T.rename_axis("row")
+
+
+# -- files ------------------------------------------------------------------------------------------------------
+
+
+def markdown(frame: pd.DataFrame) -> str:
+    """A Markdown table."""
+    lines = [[str(frame.index.name or ""), *map(str, frame.columns)], ["---"] + ["---:"] * len(frame.columns)]
+    lines += [[str(name), *map(str, values)] for name, values in zip(frame.index, frame.to_numpy(), strict=True)]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
+
+
+def latex(frame: pd.DataFrame) -> str:
+    """A LaTeX tabular."""
+
+    def escape(text: object) -> str:
+        return re.sub(r"([%&_#])", r"\\\1", str(text)).replace("±", r"$\pm$")
+
+    lines = [[frame.index.name or "", *frame.columns]]
+    lines += [[name, *values] for name, values in zip(frame.index, frame.to_numpy(), strict=True)]
+    rows = [" & ".join(map(escape, line)) + r" \\" for line in lines]
+    head = r"\begin{tabular}{l" + "r" * len(frame.columns) + "}"
+    return "\n".join([head, r"\hline", rows[0], r"\hline", *rows[1:], r"\hline", r"\end{tabular}"]) + "\n"
+
+
+def between(text: str, name: str, content: str) -> str:
+    """The text with everything between its comments <!-- name --> and <!-- end name --> replaced."""
+    pattern = rf"(<!-- {name} -->\n).*?(<!-- end {name} -->)"
+    if len(re.findall(pattern, text, re.S)) != 1:
+        raise ValueError(f"the text has no single place <!-- {name} --> … <!-- end {name} -->")
+    return re.sub(pattern, lambda m: m[1] + content + m[2], text, flags=re.S)
+
+
+def rendered(results: Path, data: str = "mnist") -> dict[str, str]:
+    """The text of every table file, by name."""
+    found = table(load(results, data))
+    csv = io.StringIO()
+    found.to_csv(csv, float_format="%.6g", lineterminator="\n")
+    people = shown(found, data)
+    return {"table.csv": csv.getvalue(), "table.md": markdown(people), "table.tex": latex(people)}
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m hoplib.results", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--results", type=Path, default=ROOT / "results")
+    parser.add_argument("--readme", type=Path, default=ROOT / "README.md")
+    args = parser.parse_args(argv)
+    from . import plot
+
+    runs = load(args.results)
+    for name, text in rendered(args.results).items():
+        write(args.results / name, text.encode())
+    plot.use_style()
+    for name, rows in plot.FIGURES.items():
+        if (figure := plot.dynamics(runs, rows)) is not None:
+            plot.save(figure, args.results / "figures" / name)
+    readme = between(args.readme.read_text(), "table", rendered(args.results)["table.md"])
+    write(args.readme, readme.encode())
+    print(f"{len(runs)} records → {os.path.relpath(args.results)}/table.csv, .md, .tex, figures/ and the README")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
