@@ -8,7 +8,7 @@ export OMP_NUM_THREADS ?= 1
 # Without its cached bytecode torch takes three times as long to import, in every kernel anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup test lint paper table status lab bench lock clean
+.PHONY: help setup test lint paper results table status lab bench lock clean
 help:  ## this list
 	@grep -hE '^[a-z]+:.*##' Makefile | sed -E 's/:[^#]*## /\t/' | expand -t 12
 
@@ -32,8 +32,12 @@ test: lint  ## everything that can fail, in a few minutes
 		--nbval-lax --nbval-current-env --nbval-cell-timeout 120 \
 		--cov=hoplib --cov-report=term-missing:skip-covered --cov-fail-under=95
 
-paper: setup  ## execute all notebooks in order; results in build/
+paper: setup  ## execute all notebooks in order, draw the table and figures; all in build/
 	$(BIN)/python -m hoplib.paper
+	$(BIN)/python -m hoplib.results --output build
+
+results: setup  ## the table and the figures of the records, in results/ and the README
+	$(BIN)/python -m hoplib.results
 
 # What is asked of the table: ROWS="3-HAM 5-*" SEEDS="0 1" DATA=emnist; all by default. FLAGS go to snakemake.
 table: setup  ## train what the table lacks; stop with Ctrl-C, go on with the same command

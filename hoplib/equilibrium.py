@@ -121,7 +121,7 @@ class _Implicit(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, z_star, state, residual = ctx.saved_tensors
         net, c = ctx.f.net, ctx.how.cotangent(ctx.f, z_star, state, residual, grad)
-        by_W, by_b = net.pullback(c.state, c.mu, c.mu_x, x)
+        by_W, by_b = net.pullback(c.state, c.mu, x, c.mu_x)
         by_x = net.pullback_input(c.mu_x, x) if ctx.needs_input_grad[4] else None
         return None, None, None, None, by_x, *by_W, *by_b
 

@@ -190,13 +190,15 @@ class Network(nn.Module):
         h = torch.cat(self.couple(self.split(r), self.hidden, self.drive(x)), 1)
         return (self.self_energy(s) - r * (h + drive) / 2).sum(1)
 
-    def pullback(self, s: Tensor, mu: Tensor, mu_x: Tensor, x: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+    def pullback(
+        self, s: Tensor, mu: Tensor, x: Tensor, mu_x: Tensor | None = None
+    ) -> tuple[list[Tensor], list[Tensor]]:
         """The gradients by W and b, given μ, the gradient by the field h of every neuron, at the states s (rows, N).
 
         ∂/∂W_i = μ_{i+1} ρ(s_i)ᵀ + ρ(s_{i+1}) μ_iᵀ, for W_i serves both directions; ∂/∂b = μ. A sample may have several
-        rows, one for each step; `mu_x` (batch, N) is their sum, all that the input and the biases need.
+        rows, one for each step; `mu_x` (batch, N) is then their sum, all that the input and the biases need.
         """
-        r, m, m_x = self.split(self.rho.rho(s)), self.split(mu), self.split(mu_x)
+        r, m, m_x = self.split(self.rho.rho(s)), self.split(mu), self.split(mu if mu_x is None else mu_x)
         by_W = [m_x[1].T @ self.rho.rho(x)]
         by_W += [torch.addmm(m[i + 1].T @ r[i], r[i + 1].T, m[i]) for i in self.hidden[:-1]]
         return by_W, [m_x[l].sum(0) for l in self.hidden]

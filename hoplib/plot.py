@@ -131,8 +131,8 @@ def dynamics(runs: Sequence[Run], rows: Sequence[str]) -> Figure | None:
     return panels(found) if found else None
 
 
-def save(fig: Figure, path: Path) -> None:
-    """As PNG and as PDF, the same bytes for the same figure."""
+def save(fig: Figure, path: Path, source: str) -> None:
+    """As PNG and as PDF, with a word on the data that it was drawn from; the same bytes for the same figure."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    fig.savefig(path.with_suffix(".png"), dpi=110, metadata={"Software": None})
-    fig.savefig(path.with_suffix(".pdf"), dpi=200, metadata={"CreationDate": None, "Producer": None, "Creator": None})
+    fig.savefig(path.with_suffix(".png"), dpi=110, metadata={"Software": None, "Description": source})
+    fig.savefig(path.with_suffix(".pdf"), dpi=200, metadata={"CreationDate": None, "Subject": source})

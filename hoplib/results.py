@@ -1,6 +1,6 @@
 """The records as tables: one tidy frame for each question, the paper's Table 2 beside ours, and the files in results/.
 
-    python -m hoplib.results        write results/table.csv, .md, .tex, the figures, and the README's copy of the table
+    python -m hoplib.results        write table.csv, .md, .tex and the figures to results/, and the table to the README
 
 Everything is read from the records that count; nothing is typed by hand. Needs the `notebooks` extra.
 """
@@ -8,6 +8,7 @@ Everything is read from the records that count; nothing is typed by hand. Needs 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import io
 import os
 import re
@@ -247,38 +248,48 @@ def latex(frame: pd.DataFrame) -> str:
 
 def between(text: str, name: str, content: str) -> str:
     """The text with everything between its comments <!-- name --> and <!-- end name --> replaced."""
-    pattern = rf"(<!-- {name} -->\n).*?(<!-- end {name} -->)"
+    pattern = rf"(<!-- {name} -->\n?).*?(<!-- end {name} -->)"
     if len(re.findall(pattern, text, re.S)) != 1:
         raise ValueError(f"the text has no single place <!-- {name} --> … <!-- end {name} -->")
     return re.sub(pattern, lambda m: m[1] + content + m[2], text, flags=re.S)
 
 
-def rendered(results: Path, data: str = "mnist") -> dict[str, str]:
+def rendered(runs: list[Run], data: str = "mnist") -> dict[str, str]:
     """The text of every table file, by name."""
-    found = table(load(results, data))
+    found = table(runs)
     csv = io.StringIO()
     found.to_csv(csv, float_format="%.6g", lineterminator="\n")
     people = shown(found, data)
     return {"table.csv": csv.getvalue(), "table.md": markdown(people), "table.tex": latex(people)}
 
 
+def source(runs: list[Run], rows: list[str]) -> str:
+    """What a figure of these rows is drawn from: a digest of their records."""
+    sums = "".join(r.numbers["npz_sha256"] for r in runs if r.row in rows)
+    return f"records {hashlib.sha256(sums.encode()).hexdigest()}"
+
+
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m hoplib.results", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--results", type=Path, default=ROOT / "results")
-    parser.add_argument("--readme", type=Path, default=ROOT / "README.md")
+    parser.add_argument("--results", type=Path, default=ROOT / "results", help="the folder of runs/")
+    parser.add_argument("--output", type=Path, help="where the files go, instead of results/ and the README")
     args = parser.parse_args(argv)
     from . import plot
 
-    runs = load(args.results)
-    for name, text in rendered(args.results).items():
-        write(args.results / name, text.encode())
+    runs, output = load(args.results), args.output or args.results
+    texts = rendered(runs)
+    for name, text in texts.items():
+        write(output / name, text.encode())
     plot.use_style()
     for name, rows in plot.FIGURES.items():
         if (figure := plot.dynamics(runs, rows)) is not None:
-            plot.save(figure, args.results / "figures" / name)
-    readme = between(args.readme.read_text(), "table", rendered(args.results)["table.md"])
-    write(args.readme, readme.encode())
-    print(f"{len(runs)} records → {os.path.relpath(args.results)}/table.csv, .md, .tex, figures/ and the README")
+            plot.save(figure, output / "figures" / name, source(runs, rows))
+    known = f"{len(runs)} of {len(ROWS) * len(SEEDS)}"
+    if args.output is None:
+        for page, name, content in (("README.md", "table", texts["table.md"]), ("COVERAGE.md", "records", known)):
+            text = between((ROOT / page).read_text(), name, content)
+            write(ROOT / page, text.encode())
+    print(f"{known} records: table.csv, table.md, table.tex and figures/ are in {os.path.relpath(output)}/")
     return 0
 
 

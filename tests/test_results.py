@@ -1,0 +1,145 @@
+"""The table and the figures follow from the records and from nothing else; what is committed is up to date."""
+
+import re
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("Agg")
+import numpy as np
+import pandas as pd
+import pytest
+from PIL import Image
+from synthetic import synthetic
+
+from hoplib import paper, plot, results
+from hoplib.table import ROWS
+
+ROOT = Path(__file__).parent.parent
+NOTEBOOKS = ["08_table_2.ipynb", "09_figures.ipynb"]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A folder with all 95 records and the extra ones, of invented numbers."""
+    folder = tmp_path_factory.mktemp("whole")
+    synthetic(folder)
+    synthetic(folder / "extra", ["3-CHN-DEQ"], epochs=8)
+    synthetic(folder / "extra", ["3-HAM", "3-CHN", "3-HAM-EO-DEQ", "5-HAM-EO"], [0], tol=0.0)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def runs(whole):
+    return results.load(whole)
+
+
+def test_every_record_is_found_once(runs):
+    assert len(runs) == 95
+    assert len({(r.row, r.seed) for r in runs}) == 95
+
+
+def test_a_frame_has_a_line_for_each_thing(runs):
+    two = [r for r in runs if r.row in ("3-CHN", "5-HAM-EO") and r.seed == 0]
+    assert len(results.per_run(two)) == 2
+    assert results.per_epoch(two).groupby("row").epoch.max().to_dict() == {"3-CHN": 10, "5-HAM-EO": 10}
+    images = results.per_image(two)
+    assert len(images) == 20_000
+    for r in two:
+        mine = images[images.row == r.row]
+        assert mine.iterations.mean() == pytest.approx(r.numbers["iterations_mean"])
+    assert len(results.per_way(two)) == 22
+    assert set(results.per_radius(two).row) == {"5-HAM-EO"}
+
+
+def test_the_table_is_the_arithmetic_of_its_records(runs):
+    """By hand: means and standard deviations over seeds, and the three speed-ups."""
+    found = results.table(runs)
+    for name, row in ROWS.items():
+        mine = [r.numbers for r in runs if r.row == name]
+        n = [m["iterations_mean"] for m in mine]
+        assert found.iterations_mean[name] == pytest.approx(np.mean(n))
+        assert found["iterations_mean std"][name] == pytest.approx(np.std(n, ddof=1))
+        base = "3-CHN-3-epochs" if row.model == "CHN" else f"{len(row.layers)}-HAM"
+        theirs = [r.numbers for r in runs if r.row == base]
+        updates = 20 if row.label.startswith("CHN-EO") else 1
+        ratio = np.mean([m["iterations_mean"] for m in theirs]) / (updates * np.mean(n))
+        assert found["speed-up"][name] == pytest.approx(ratio)
+        work = [np.mean([m["multiply_adds"]["solve"] for m in side]) for side in (theirs, mine)]
+        assert found["speed-up in multiply-adds"][name] == pytest.approx(work[0] / work[1])
+
+
+def test_the_product_with_the_input_is_part_of_the_work(runs):
+    """At 3 layers it outweighs the iterations: the paper's 1.5 is 1.1 in multiply-adds."""
+    found = results.table(runs).loc["3-HAM-EO"]
+    assert found["speed-up"] == pytest.approx(1.5, abs=0.05)
+    assert found["speed-up in multiply-adds"] == pytest.approx(1.08, abs=0.01)
+
+
+def test_no_records_are_no_numbers(tmp_path):
+    found = results.table(results.load(tmp_path))
+    assert (found.records == 0).all()
+    assert "0 of 5" in results.markdown(results.shown(found, "mnist"))
+    assert plot.dynamics([], ["3-HAM"]) is None
+
+
+def test_the_table_reads_the_same_in_every_format(runs):
+    texts = results.rendered(runs)
+    csv = pd.read_csv(pd.io.common.StringIO(texts["table.csv"]), index_col=0)
+    assert list(csv.index) == list(ROWS)
+    for name in ROWS:
+        number = f"{csv.iterations_mean[name]:.1f} ± "
+        assert re.search(rf"^\| {name} \| 5 of 5 \| {re.escape(number)}", texts["table.md"], re.M)
+        assert f"{name} & 5 of 5 & {number.replace('±', '$' + chr(92) + 'pm$').strip()}" in texts["table.tex"]
+
+
+def test_a_place_in_a_text_is_filled_once():
+    text = "a <!-- n -->1<!-- end n --> b"
+    assert results.between(text, "n", "2") == "a <!-- n -->2<!-- end n --> b"
+    with pytest.raises(ValueError, match="no single place <!-- m -->"):
+        results.between(text, "m", "2")
+
+
+def test_only_panels_with_records_are_drawn(runs):
+    some = [r for r in runs if r.row in ("5-HAM", "7-HAM-EO")]
+    figure = plot.dynamics(some, plot.FIGURES["figure-4-dynamics-5-and-7-layers"])
+    titles = [ax.get_title() for ax in figure.axes if ax.get_visible() and ax.get_title()]
+    assert titles == ["5-HAM, 5 seeds", "7-HAM-EO, 5 seeds"]
+
+
+@pytest.mark.parametrize("notebook", NOTEBOOKS)
+def test_with_all_records_the_notebooks_hold(notebook, whole, tmp_path):
+    paper.run(ROOT / "notebooks" / notebook, tmp_path / notebook, {"results": str(whole)})
+
+
+@pytest.mark.parametrize("notebook", NOTEBOOKS)
+def test_without_records_they_hold_too(notebook, tmp_path):
+    paper.run(ROOT / "notebooks" / notebook, tmp_path / notebook, {"results": str(tmp_path)})
+
+
+@pytest.fixture(scope="module")
+def committed():
+    return results.load(ROOT / "results")
+
+
+class TestCommitted:
+    """What is committed is what the committed records give; `make results` writes it anew."""
+
+    def test_the_tables(self, committed):
+        for name, text in results.rendered(committed).items():
+            assert (ROOT / "results" / name).read_text() == text, name
+
+    def test_the_readme_and_the_coverage(self, committed):
+        table = results.rendered(committed)["table.md"]
+        readme, coverage = ((ROOT / name).read_text() for name in ("README.md", "COVERAGE.md"))
+        assert results.between(readme, "table", table) == readme
+        assert results.between(coverage, "records", f"{len(committed)} of 95") == coverage
+
+    @pytest.mark.parametrize("name", plot.FIGURES)
+    def test_the_figures(self, committed, name):
+        rows = plot.FIGURES[name]
+        path = ROOT / "results" / "figures" / f"{name}.png"
+        assert path.exists() == any(r.row in rows for r in committed)
+        if path.exists():
+            assert Image.open(path).text["Description"] == results.source(committed, rows)
+            assert path.with_suffix(".pdf").exists()
