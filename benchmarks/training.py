@@ -1,6 +1,6 @@
 """What one training step costs, against the straightforward formulation of the same equations, in the same run.
 
-    python benchmarks/training.py [--rows 5-* …] [--warm-up 30] [--checkpoints PATH] [--seconds 0.5] [--json PATH]
+    python benchmarks/training.py [--rows 5-* …] [--epochs 1 5 10] [--weights PATH] [--seconds 0.5] [--json PATH]
 
 For each training of the table: `hoplib.train.Training.step` and the straightforward step below, which follows the
 paper's equations literally (dense W with its zeros, the fixed number of iterations for the whole batch,
@@ -9,8 +9,9 @@ weights in float64 on a small network of the same kind, or the benchmark stops. 
 batches, at the same weights, to which the network is put back each time. After that the fast step alternates with all
 matrix products that it makes, shape by shape, and nothing else: the share of their speed is the last column but one.
 
-The weights are those after a few steps of training, or with --checkpoints those of a finished training of the same
-network (of a HAM by any solver: nearly all equilibria are the same). Only the fast route's cost depends on them.
+The weights are those of seed 0 after so many epochs, where a training has left them (`make table`; of a HAM by any
+solver: nearly all equilibria are the same), else those after a few steps of training. Only the fast route's cost
+depends on them. Beside the whole table stands what the records say: the CPU time that their trainings took.
 With one thread on the CPU, times are CPU time: hours of an idle core. Still, neighbours on a shared machine slow its
 caches down: read the ratios.
 """
@@ -36,8 +37,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tqdm import tqdm
 
 import hoplib as hop
-from hoplib.table import LAYERS, ROWS, SOLVERS, TRAININGS, Row, get_row, select
-from hoplib.train import Config, Training, can_compile, readout, versions
+from hoplib.measure import readout
+from hoplib.records import load_network
+from hoplib.results import ROOT, load, per_run
+from hoplib.table import LAYERS, ROWS, SOLVERS, TRAININGS, Config, Row, get_row, select
+from hoplib.train import Training, can_compile, versions
 
 TOLERANCE = 5e-6  # the largest relative difference of the two routes, in float64; one backward step more makes 2e-5
 SMALL = {3: (784, 24, 10), 5: (784, 24, 18, 14, 10), 7: (784, 24, 20, 16, 14, 12, 10)}
@@ -312,37 +316,39 @@ class Bench:
     seconds: float
     batch: int
     fused: bool
-    checkpoints: Path | None
+    weights: Path
+    epoch: int
     bar: Any
 
     def batches(self, size: int) -> Iterator[tuple[Tensor, Tensor]]:
         return cycle(self.data.train.batches(size, generator=torch.Generator().manual_seed(0)))
 
-    def trained(self, row: Row, size: int) -> tuple[Training, Iterator[tuple[Tensor, Tensor]]]:
-        """A training after its warm-up, and the batches that follow."""
+    def trained(self, row: Row, size: int) -> tuple[Training, Iterator[tuple[Tensor, Tensor]], bool]:
+        """A training after its epochs or its warm-up, the batches that follow, and whether the epochs were found."""
         self.bar.set_postfix_str(row.training)
         training = Training(Config(row, batch_size=size), fused=self.fused)
         batches = self.batches(size)
-        if (found := self.checkpoint(row)) is not None:
-            training.load_state_dict(torch.load(found, map_location=training.device, weights_only=True))
+        found = self.found(row)
+        if found is not None:
+            training.net.load_state_dict(load_network(found, training.device).state_dict())
         else:
             for x, y in islice(batches, self.steps):
                 training.step(x, y)
-        return training, batches
+        return training, batches, found is not None
 
-    def checkpoint(self, row: Row) -> Path | None:
-        """That of the training, or of another one of the same HAM, whose equilibria are nearly all the same."""
-        if self.checkpoints is None:
-            return None
-        twins = [
-            n for n in TRAININGS if row.model == "HAM" and get_row(n).model == "HAM" and get_row(n).layers == row.layers
-        ]
-        paths = [self.checkpoints / name / "seed-0.pt" for name in [row.training, *twins]]
-        return next((path for path in paths if path.exists()), None)
+    def found(self, row: Row) -> Path | None:
+        """The weights of the training, or of another one of the same HAM, whose equilibria are nearly all the same."""
+        same = [n for n in TRAININGS if row.model == "HAM" == get_row(n).model and get_row(n).layers == row.layers]
+        for name in [row.training, *same]:
+            last = name in TRAININGS and self.epoch == ROWS[TRAININGS[name][-1]].epoch
+            path = self.weights / name / ("seed-0.safetensors" if last else f"seed-0-epoch-{self.epoch}.safetensors")
+            if path.exists():
+                return path
+        return None
 
     def step(self, row: Row, size: int) -> tuple[dict[str, float], hop.Network]:
         """Medians of both routes and of the bare products, iterations and work of the fast one; and the network."""
-        training, batches = self.trained(row, size)
+        training, batches, found = self.trained(row, size)
         slow, state, evaluations = straightforward(training), deepcopy(training.state_dict()), []
         batch, log, work, bare = next(batches), list[Product](), [], Products(training.device)
 
@@ -381,7 +387,7 @@ class Bench:
             "products": statistics.median(times["products"]),
             "share": statistics.median(shares),
             "gradients_differ": gradients_differ,
-            "epochs_before": training.epoch,
+            "epochs_before": self.epoch if found else 0,
         }, net
 
     @torch.no_grad()
@@ -497,7 +503,8 @@ def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--rows", nargs="*", default=[], help="trainings, by name or prefix*; all by default")
     parser.add_argument("--warm-up", type=int, default=30, help="steps of training before the clock starts")
-    parser.add_argument("--checkpoints", type=Path, help="trained weights, where there are some, instead of a warm-up")
+    parser.add_argument("--epochs", type=int, nargs="*", default=[10], help="at the weights after so many epochs")
+    parser.add_argument("--weights", type=Path, default=ROOT / "results" / "weights", help="where such weights are")
     parser.add_argument("--seconds", type=float, default=0.5, help="per candidate; at least 5 rounds")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--batch", type=int, default=64)
@@ -506,30 +513,47 @@ def options() -> argparse.Namespace:
     return parser.parse_args()
 
 
+def measured_hours() -> dict[str, float]:
+    """The CPU hours of one seed of the whole table, by the records; empty where a training has none."""
+    frame = per_run(load(ROOT / "results"))
+    last = [names[-1] for names in TRAININGS.values()]
+    if not len(frame) or set(last) - set(frame.row):
+        return {}
+    hours = frame[frame.row.isin(last)].groupby("row").training_hours.mean().sum()
+    return {"recorded_hours": float(hours)}
+
+
 def main() -> None:
     args = options()
     torch.set_num_threads(args.threads)
     names, fused = select(args.rows), can_compile()
     classified = [n for n in names if ROWS[TRAININGS[n][-1]].label in ("HAM", "HAM-EO-DEQ")]
-    units = len(names) + len(classified) + len(WIDTHS) + len(DEPTHS) + len(BATCHES)
+    units = len(args.epochs) * len(names) + len(classified) + len(WIDTHS) + len(DEPTHS) + len(BATCHES)
     settings = {"device": str(hop.default_device()), **versions(), "data": "mnist", "compiled": fused}
-    settings |= {k: v for k, v in vars(args).items() if k not in ("rows", "json", "checkpoints")}
+    settings |= {k: v for k, v in vars(args).items() if k not in ("rows", "json", "weights")}
+    numbers: dict[str, Any] = {"settings": settings, "epochs": {}}
     with tqdm(total=units, file=sys.stderr, desc="benchmark", dynamic_ncols=True) as bar:
-        bench = Bench(hop.load_data("mnist"), args.warm_up, args.seconds, args.batch, fused, args.checkpoints, bar)
+        bench = Bench(hop.load_data("mnist"), args.warm_up, args.seconds, args.batch, fused, args.weights, 0, bar)
         show(", ".join(f"{k.replace('_', '-')} {v}" for k, v in settings.items()))
+        nets = dict[str, hop.Network]()
+        for bench.epoch in args.epochs:
+            show()
+            show(f"at the weights after epoch {bench.epoch}, where there are some")
+            steps, nets = trainings(bench, names)
+            table = whole_table(steps)
+            numbers["epochs"][bench.epoch] = {"trainings": steps, "table": table}
+            show(
+                f"{len(steps)} trainings, one seed on one core: straightforward {table['straightforward_hours']:.1f} h,"
+                f" fast {table['fast_hours']:.1f} h, ratio {table['ratio']:.1f}; "
+                f"fast, {SEEDS} seeds on {CORES} cores: {table['projected_hours']:.1f} h"
+            )
+        numbers["inference"] = inference(bench, {n: nets[n] for n in classified}, args.images)
+        numbers["scaling"] = scaling(bench)
+    if recorded := measured_hours():
         show()
-        steps, nets = trainings(bench, names)
-        classes = inference(bench, {n: nets[n] for n in classified}, args.images)
-        growth = scaling(bench)
-    table = whole_table(steps)
-    show()
-    show(
-        f"{len(steps)} trainings, one seed on one core: straightforward {table['straightforward_hours']:.1f} h, "
-        f"fast {table['fast_hours']:.1f} h, ratio {table['ratio']:.1f}; "
-        f"fast, {SEEDS} seeds on {CORES} cores: {table['projected_hours']:.1f} h"
-    )
+        show(f"by the records' CPU times, one seed took {recorded['recorded_hours']:.1f} h")
+        numbers["recorded"] = recorded
     if args.json:
-        numbers = {"settings": settings, "trainings": steps, "table": table, "inference": classes, "scaling": growth}
         args.json.write_text(json.dumps(numbers, indent=1) + "\n")
 
 

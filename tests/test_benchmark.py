@@ -6,8 +6,8 @@ import pytest
 import torch
 import training as bench  # benchmarks/training.py
 
-from hoplib.table import ROWS, TRAININGS, get_row
-from hoplib.train import Config, Training
+from hoplib.table import ROWS, TRAININGS, Config, get_row
+from hoplib.train import Training
 
 
 @pytest.mark.parametrize("name", TRAININGS)
