@@ -1,6 +1,6 @@
 """The records as tables: one tidy frame for each question, the paper's Table 2 beside ours, and the files in results/.
 
-    python -m hoplib.results        write table.csv, .md, .tex and the figures to results/, and the table to the README
+    python -m hoplib.results        write table.csv, .md, .tex and the figures to results/, the table to the README
 
 Everything is read from the records that count; nothing is typed by hand. Needs the `notebooks` extra.
 """
@@ -20,12 +20,12 @@ from typing import Any
 import pandas as pd  # type: ignore[import-untyped]
 
 from .measure import WAYS, Arrays
-from .records import read_record, record_path, why_not, write
+from .records import load_network, read_record, record_path, save_network, why_not, write
 from .table import ROWS, Row, configure
 
 ROOT = Path(__file__).resolve().parent.parent
 SEEDS = (0, 1, 2, 3, 4)
-DESCRIBED = [name for name, row in ROWS.items() if row.readout == "output"]  # the paper's 17 rows
+COMMITTED = ("3-HAM-EO", "5-HAM-EO", "7-HAM-EO", "3-CHN-EO")  # the networks that others start from
 
 
 @dataclass(frozen=True)
@@ -269,6 +269,14 @@ def source(runs: list[Run], rows: list[str]) -> str:
     return f"records {hashlib.sha256(sums.encode()).hexdigest()}"
 
 
+def halve(weights: Path) -> None:
+    """The networks that are committed, in half precision, from the trained ones where these are there."""
+    for name in COMMITTED:
+        trained = weights / name / "seed-0.safetensors"
+        if trained.exists():
+            save_network(load_network(trained, "cpu"), weights / f"{name}-seed-0-half.safetensors", half=True)
+
+
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m hoplib.results", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--results", type=Path, default=ROOT / "results", help="the folder of runs/")
@@ -286,6 +294,7 @@ def main(argv: list[str] | None = None) -> int:
             plot.save(figure, output / "figures" / name, source(runs, rows))
     known = f"{len(runs)} of {len(ROWS) * len(SEEDS)}"
     if args.output is None:
+        halve(args.results / "weights")
         for page, name, content in (("README.md", "table", texts["table.md"]), ("COVERAGE.md", "records", known)):
             text = between((ROOT / page).read_text(), name, content)
             write(ROOT / page, text.encode())

@@ -45,6 +45,7 @@ from .table import EPOCHS, MODELS, SOLVERS, TOL, Config, Row
 
 FINISH = Anderson(m=5, mu=1e-8, relative=True, plain_steps=1, safeguard=False)
 FINISH_STEPS = 20
+KEPT = (1, 5)  # the epochs after which the weights are kept, besides the last: what a step costs depends on them
 
 
 @dataclass
@@ -194,6 +195,11 @@ def load_checkpoint(training: Training, path: Path) -> bool:
     return True
 
 
+def keep(training: Training, path: Path) -> None:
+    """The network as it is now, with its configuration."""
+    save_network(training.net, path, training=training.config.settings(), epoch=training.epoch)
+
+
 def record(training: Training, name: str, numbers: dict[str, Any], seconds: dict[str, Any]) -> dict[str, Any]:
     """What is known of a run: its numbers, its history, its configuration, and where and how long it ran."""
     config, history = training.config, training.history
@@ -246,8 +252,8 @@ def run(
 ) -> list[Path]:
     """Train until every record (name → epoch) is there, from the last checkpoint if there is one.
 
-    The names are those of `configure`: a run other than the table's has records of other names. The last network stays
-    in the folder weights/ beside `runs`.
+    The names are those of `configure`: a run other than the table's has records of other names. The networks after some
+    epochs and after the last stay in the folder weights/ beside `runs`.
     `fused=None` compiles the optimizer where a compiler is found and the run is long enough to repay it.
     """
     device = default_device() if device is None else torch.device(device)
@@ -294,13 +300,15 @@ def _run(
         for name in [name for name, epoch in missing.items() if epoch == training.epoch]:
             numbers, arrays, seconds = measure(training.net, config.row, data, config.test_images)
             if training.epoch == max(rows.values()):
-                weights = runs.parent / "weights" / name / f"seed-{config.seed}.safetensors"
-                save_network(training.net, weights, training=config.settings(), epoch=training.epoch)
+                keep(training, runs.parent / "weights" / name / f"seed-{config.seed}.safetensors")
             write_record(paths[name], record(training, name, numbers, seconds), arrays)
             del missing[name]
         if missing:
             training.train_epoch(data, max(missing.values()), beat)
             write_checkpoint(checkpoint, training.state_dict())
+            if training.epoch in KEPT:
+                part = f"seed-{config.seed}-epoch-{training.epoch}.safetensors"
+                keep(training, runs.parent / "weights" / config.name / part)
     heartbeat.unlink(missing_ok=True)
     for name, path in paths.items():
         if reason := why_not(path, config, rows[name]):
