@@ -1,7 +1,7 @@
 """The rows of the paper's Table 2, as data: everything that distinguishes one training from another, and its results.
 
 The 17 rows of the paper come from 16 trainings a seed: plain CHN is one training, measured after 3 and 10 epochs.
-Two more trainings read the output where the published CHN-EO rows appear to have read it: 19 rows, 18 trainings.
+Two more trainings read the output where the authors' code reads it for the CHN-EO rows: 19 rows, 18 trainings.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from .solvers import Anderson, Picard
 
 MODELS: dict[str, type[Network]] = {"CHN": CHN, "HAM": HAM}
 SOLVERS: dict[str, Picard] = {"picard": Picard(), "anderson": Anderson()}
+UPDATES = {"synchronous": False, "even-odd": True}  # → Row.even_odd
 READOUTS = ("output", "published")
 LAYERS = {3: (784, 1990, 10), 5: (784, 1280, 510, 200, 10), 7: (784, 1024, 512, 256, 128, 70, 10)}
 LR = {3: 0.01, 5: 0.005, 7: 0.005}
@@ -46,7 +47,9 @@ class Row:
     """One row: a network, how it is solved, and the epoch after which it is measured.
 
     `readout` is where ŷ is read: "output", the last layer, as the paper describes; or "published", the last ten
-    neurons of the last odd layer, which is where the published CHN-EO rows appear to have read it.
+    neurons of the last odd layer. The authors' code (github.com/cgoemaere/hopdeq, commit 16a58db) reads it there for
+    CHN-EO: its state is [s_even; s_odd] (deq_modules/even_odd/evenoddfunction.py, line 244), and the last ten entries
+    of the state are taken for the output (deq_modules/onematrix/litonematrixdeq.py, line 45).
     """
 
     model: str
@@ -125,6 +128,37 @@ def get_row(name: str) -> Row:
     return ROWS[name]
 
 
+def choose(
+    row: str = "", *, model: str = "", solver: str = "", updates: str = "", layers: Sequence[int] = ()
+) -> str | Row:
+    """A row of the table by its name; or, where that is "", the row that the others describe. "" means: not given.
+
+    A named row may have layers of other sizes. What contradicts it is an error: another depth, model, solver or way of
+    updating makes another network. Without a name only `layers` must be given; the rest is an even-odd HAM's.
+    """
+    if updates and updates not in UPDATES:
+        raise ValueError(f"unknown updates {updates!r}; choose from {', '.join(UPDATES)}")
+    if not row:
+        if len(layers) < 2:
+            raise ValueError(f"a network of your own needs its layers, such as [784, 500, 200, 10]; not {list(layers)}")
+        even_odd = UPDATES[updates or "even-odd"]
+        return Row(model or "HAM", tuple(layers), solver or "picard", even_odd, LR.get(len(layers), LR[5]))
+    named = get_row(row)
+    own = {"model": named.model, "solver": named.solver, "updates": [*UPDATES][named.even_odd]}
+    for name, value in {"model": model, "solver": solver, "updates": updates}.items():
+        if value and value != own[name]:
+            raise ValueError(
+                f"{name}={value!r} contradicts the row {row!r}, which has {name}={own[name]!r}: leave {name} empty, "
+                f"choose another row, or leave row empty and give layers to train a network of your own"
+            )
+    if layers and len(layers) != len(named.layers):
+        raise ValueError(
+            f"layers={list(layers)} contradicts the row {row!r}, which has {len(named.layers)} layers: give as many "
+            f"sizes, or leave row empty to train a network of your own"
+        )
+    return row
+
+
 def select(names: Sequence[str]) -> list[str]:
     """The trainings that the named rows need; no names mean all. A name may end in * (say, 3-*)."""
     chosen: list[str] = []
@@ -148,6 +182,8 @@ class Config:
     tol: float = 1e-6  # where training stops a sample, far below the criterion of the measurement; 0: to the letter
 
     def __post_init__(self) -> None:
+        if isinstance(self.tol, int):
+            object.__setattr__(self, "tol", float(self.tol))  # 0 and 0.0 are one configuration, of one name
         layers = self.row.layers
         if layers[0] != 784 or layers[-1] != 10:
             raise ValueError(f"digits need 784 input and 10 output neurons; got layers={list(layers)}")

@@ -115,6 +115,57 @@ class TestTable:
             make()
 
 
+class TestChoice:
+    """What is asked for is trained, or an error says why not and what to do; nothing is ignored."""
+
+    @pytest.mark.parametrize("row", table.ROWS)
+    def test_a_row_is_itself_with_whatever_agrees_with_it(self, row):
+        r = table.get_row(row)
+        updates = "even-odd" if r.even_odd else "synchronous"
+        assert table.choose(row) == row
+        assert table.choose(row, model=r.model, solver=r.solver, updates=updates, layers=r.layers) == row
+        assert table.choose(row, layers=[784, *[16] * (len(r.layers) - 2), 10]) == row
+
+    @pytest.mark.parametrize(
+        ("wrong", "message"),
+        [
+            ({"model": "CHN"}, "model='CHN' contradicts the row '3-HAM-EO', which has model='HAM': leave model empty"),
+            ({"solver": "anderson"}, "solver='anderson' contradicts .* or leave row empty and give layers"),
+            ({"updates": "synchronous"}, "updates='synchronous' contradicts .* which has updates='even-odd'"),
+            (
+                {"layers": [784, 20, 20, 10]},
+                r"layers=\[784, 20, 20, 10\] contradicts .* has 3 layers",
+            ),
+            ({"updates": "odd-even"}, "unknown updates 'odd-even'; choose from synchronous, even-odd"),
+        ],
+    )
+    def test_what_contradicts_a_row_is_an_error(self, wrong, message):
+        with pytest.raises(ValueError, match=message):
+            table.choose("3-HAM-EO", **wrong)
+
+    def test_a_network_of_ones_own(self):
+        assert table.choose(layers=[784, 20, 20, 10]) == table.Row("HAM", (784, 20, 20, 10), even_odd=True)
+        own = table.choose(model="CHN", solver="anderson", updates="synchronous", layers=[784, 20, 10])
+        assert own == table.Row("CHN", (784, 20, 10), "anderson", lr=0.01)
+        _, records = table.configure(table.choose(layers=[784, 20, 20, 10]), epochs=2)
+        assert records == {"4-HAM-EO_layers=784-20-20-10_epochs=2": 2}
+        with pytest.raises(ValueError, match="a network of your own needs its layers"):
+            table.choose(model="HAM")
+        with pytest.raises(ValueError, match="unknown model 'RBM'"):
+            table.choose(model="RBM", layers=[784, 10])
+
+    def test_no_two_configurations_share_a_name(self):
+        """The seed apart, which is the name of the file."""
+        changes = [{}, {"tol": 0}, {"tol": 1e-7}, {"layers": (784, 17, 10)}, {"train_images": 641}, {"batch_size": 32}]
+        names = {tuple(small(**c)[1]) for c in changes} | {tuple(small(row, None)[1]) for row in table.ROWS}
+        assert len(names) == len(changes) + len(table.ROWS)
+        assert small(tol=0)[0] == small(tol=0.0)[0]
+        assert small(tol=0)[0].name == small(tol=0.0)[0].name
+
+    def test_the_tables_runs_have_the_tables_names(self):
+        assert {name for row in table.ROWS for name in table.configure(row)[1]} == set(table.ROWS)
+
+
 class TestStep:
     @pytest.mark.parametrize("layers", DEEP)
     def test_half_of_a_synchronous_ham_gives_its_output_and_gradient(self, layers):
