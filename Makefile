@@ -39,13 +39,20 @@ paper: setup  ## execute all notebooks in order, draw the table and figures; all
 results: setup  ## the table and the figures of the records, in results/ and the README
 	$(BIN)/python -m hoplib.results
 
-# What is asked of the table: ROWS="3-HAM 5-*" SEEDS="0 1" DATA=emnist; all by default. FLAGS go to snakemake.
+# What is asked of the table: ROWS="3-HAM 5-*" SEEDS="0 1" DATA=emnist; all by default. OUTPUT is the folder of the
+# results. SIZES="epochs=2 layers='784 16 10' tol=0" makes other runs of the rows. FLAGS go to snakemake.
+# OUTPUT reaches the programs as it was typed: neither make nor the shell looks into it.
+table status: override export OUTPUT := $(value OUTPUT)
+table status: export ROWS ?=
+table status: export SEEDS ?=
+table status: export DATA ?=
+
 table: setup  ## train what the table lacks; stop with Ctrl-C, go on with the same command
-	@$(BIN)/snakemake --cores all $(FLAGS) \
-		--config rows="$(ROWS)" seeds="$(SEEDS)" data="$(DATA)" output="$(OUTPUT)" $(SIZES)
+	@"$(BIN)/snakemake" --cores all $(FLAGS) --config rows="$$ROWS" seeds="$$SEEDS" data="$$DATA" $(SIZES)
 
 status: setup  ## what of the table is done, running, missing, failed
-	@$(BIN)/python -m hoplib.batch status --rows "$(ROWS)" --seeds "$(SEEDS)" --data "$(DATA)" --output "$(OUTPUT)"
+	@"$(BIN)/python" -m hoplib.batch status --rows="$$ROWS" --seeds="$$SEEDS" --data="$$DATA" \
+		--output="$$OUTPUT" $(SIZES)
 
 bench: setup  ## a solve against plain matrix products, a training step against the straightforward formulation
 	$(BIN)/python benchmarks/forward.py

@@ -2,8 +2,12 @@
 
 What is missing is decided by the records themselves (their configuration and version of the numerics), not by file
 times: a fresh clone, a re-executed notebook or a changed plot trains nothing; a changed row or numerics does.
+
+The folder for the results is the environment's OUTPUT, which may have any name: Snakemake would read a --config
+output=… as YAML.
 """
 
+import os
 import shlex
 import sys
 
@@ -12,10 +16,11 @@ from hoplib.batch import Plan
 from snakemake.exceptions import WorkflowError
 
 try:
-    plan = Plan.parse(config)
+    plan = Plan.parse({"output": os.environ.get("OUTPUT", ""), **config})
 except ValueError as e:
     raise WorkflowError(str(e)) from None
-missing = {f"{job.training}/seed-{job.seed}": job for job in plan.jobs() if plan.why(job)}
+jobs = {(job.name, job.seed): job for job in plan.jobs()}
+missing = [f"{name}/seed-{seed}" for (name, seed), job in jobs.items() if plan.why(job)]
 if not missing:
     print("every record that is asked for is there: nothing to train", file=sys.stderr)
 gpus = torch.cuda.device_count()
@@ -25,21 +30,41 @@ for name in missing:  # a marker without its record means nothing
     (plan.output / ".done" / name).unlink(missing_ok=True)
 
 
+def job_of(wildcards):
+    return jobs[wildcards.name, int(wildcards.seed)]
+
+
+def command(wildcards):
+    """A command line for the shell, with everything quoted."""
+    job = job_of(wildcards)
+    words = [sys.executable, "-m", "hoplib.batch", "run", job.training, str(job.seed), *plan.arguments()]
+    return shlex.join(words)
+
+
+workdir: str(plan.output)  # so that no pattern below holds its name, in which braces would mean wildcards
+
+
+wildcard_constraints:
+    name="[^/]+",
+    seed="[0-9]+",
+
+
 rule all:
     input:
-        [plan.output / ".done" / name for name in missing],
+        [f".done/{name}" for name in missing],
 
 
 rule train:
     output:
-        temp(touch(plan.output / ".done" / "{training}" / "seed-{seed}")),
+        temp(touch(".done/{name}/seed-{seed}")),
     log:
-        plan.output / "logs" / "{training}" / "seed-{seed}.log",
+        "logs/{name}/seed-{seed}.log",
     params:
-        because=lambda w: plan.why(plan.job(w.training, int(w.seed))),
-        options=shlex.join(plan.arguments()),
+        training=lambda w: job_of(w).training,
+        because=lambda w: plan.why(job_of(w)),
+        command=command,
     message:
-        "train {wildcards.training}, seed {wildcards.seed} ({params.because})"
+        "train {params.training}, seed {wildcards.seed} ({params.because})"
     threads: 1
     retries: 2
     resources:
@@ -47,4 +72,4 @@ rule train:
         runtime=24 * 60,
         **({"gpu": 1} if gpus else {}),
     shell:
-        "{sys.executable} -m hoplib.batch run {wildcards.training} {wildcards.seed} {params.options} > {log} 2>&1"
+        "{params.command} > {log:q} 2>&1"

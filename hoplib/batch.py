@@ -3,6 +3,7 @@
     python -m hoplib.batch run 3-HAM-EO 0       train one row at one seed, through notebook 07 and papermill
     python -m hoplib.batch status               what is done, running, missing, failed; and the time left
 
+Runs other than the table's (fewer epochs, smaller layers) have records, logs and checkpoints under names of their own.
 The Snakefile asks `Plan` what is missing; Snakemake does the rest (parallel jobs, retries, logs, clusters).
 """
 
@@ -11,6 +12,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import os
 import sys
 import time
@@ -26,6 +28,7 @@ from .table import MODELS, Config, configure, get_row, select
 
 ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOK = ROOT / "notebooks" / "07_train.ipynb"
+ALIVE = 120  # seconds: a run writes a heartbeat much more often
 SIZES = ("layers", "epochs", "train_images", "test_images", "tol")  # what makes a run other than the table's
 
 
@@ -40,6 +43,11 @@ class Job:
     @property
     def seed(self) -> int:
         return self.config.seed
+
+    @property
+    def name(self) -> str:
+        """The name of its last record, and of its logs."""
+        return max(self.rows, key=lambda name: self.rows[name])
 
 
 @dataclass(frozen=True)
@@ -91,15 +99,20 @@ class Plan:
         return record_path(self.output / "runs", row, seed)
 
     def log(self, job: Job) -> Path:
-        return self.output / "logs" / job.training / f"seed-{job.seed}.log"
+        return self.output / "logs" / job.name / f"seed-{job.seed}.log"
 
-    def progress(self, job: Job) -> dict[str, Any] | None:
-        """The heartbeat of a run that is alive, else None."""
+    def progress(self, job: Job) -> tuple[float, float] | None:
+        """Of a run that is alive: the share of its steps that is done, and the seconds left; else None."""
         path = self.output / "checkpoints" / job.config.name / f"seed-{job.seed}.progress"
-        with contextlib.suppress(OSError, ValueError):
-            beat: dict[str, Any] = json.loads(path.read_text())
-            return beat if time.time() - beat["time"] < 120 else None
-        return None
+        names = ("epoch", "epochs", "step", "steps", "seconds_left", "time")
+        try:
+            beat = json.loads(path.read_bytes())
+            epoch, epochs, step, steps, left, then = numbers = [float(beat[name]) for name in names]
+            share = (epoch - 1 + step / steps) / epochs
+        except Exception:  # no file, or whatever a foreign one holds
+            return None
+        possible = all(map(math.isfinite, numbers)) and 0 <= share <= 1 and left >= 0
+        return (share, left) if possible and abs(time.time() - then) < ALIVE else None
 
     def parameters(self, job: Job) -> dict[str, Any]:
         """The parameters of notebook 07."""
@@ -128,8 +141,7 @@ def run_job(plan: Plan, job: Job) -> None:
     from .paper import run
 
     if plan.why(job):
-        executed = plan.output / "logs" / job.training / f"seed-{job.seed}.ipynb"
-        run(NOTEBOOK, executed, plan.parameters(job))
+        run(NOTEBOOK, plan.log(job).with_suffix(".ipynb"), plan.parameters(job))
     if reason := plan.why(job):
         raise RunError(f"the notebook ended, but the record does not count ({reason})")
 
@@ -148,47 +160,50 @@ def cost(job: Job) -> float:
 
 def seconds(plan: Plan, job: Job) -> float | None:
     """How long the training took, by its record."""
-    last = max(job.rows, key=lambda name: job.rows[name])
-    with contextlib.suppress(OSError, ValueError, KeyError):
-        return float(json.loads(plan.record(last, job.seed).read_text())["seconds"]["training"])
+    with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
+        return float(json.loads(plan.record(job.name, job.seed).read_bytes())["seconds"]["training"])
     return None
+
+
+KINDS = ("done", "running", "failed", "damaged", "changed", "missing")
+
+
+def state(plan: Plan, job: Job) -> tuple[str, str, float | None]:
+    """One of KINDS, the word for it, and the seconds left where a heartbeat tells them."""
+    why = plan.why(job)
+    if not why:
+        return "done", "done", 0.0
+    if beat := plan.progress(job):
+        return "running", f"{beat[0]:.0%}", beat[1]
+    reason = why.split(": ", 1)[1]
+    failed = plan.log(job).with_suffix(".failed").exists()
+    kind = "failed" if failed else reason if reason in KINDS else "changed"
+    return kind, reason if kind == "changed" else kind, None
 
 
 def status(plan: Plan, workers: int) -> str:
     """A line for every training, a word for every seed, and the time that the rest will take."""
-    jobs, left = plan.jobs(), 0.0
-    lines: list[str] = []
-    failures: list[str] = []
-    done = {(j.training, j.seed): seconds(plan, j) for j in jobs if not plan.why(j)}
-    known = {t: [s for (u, _), s in done.items() if u == t and s] for t in {j.training for j in jobs}}
-    rates = [s / cost(j) for j in jobs if (s := done.get((j.training, j.seed)))]
+    jobs = plan.jobs()
+    states = {(j.training, j.seed): state(plan, j) for j in jobs}
+    took = {j: seconds(plan, job) for j, job in zip(states, jobs, strict=True) if states[j][0] == "done"}
+    rates = [s / cost(job) for j, job in zip(states, jobs, strict=True) if (s := took.get(j))]
     rate = sum(rates) / len(rates) if rates else None
-    counts = dict.fromkeys(("done", "running", "failed", "changed", "missing"), 0)
-    for training in select(plan.rows):
-        words = []
-        for job in (j for j in jobs if j.training == training):
-            expected = sum(known[training]) / len(known[training]) if known[training] else rate and rate * cost(job)
-            beat = plan.progress(job)
-            if (training, job.seed) in done:
-                kind, word, rest = "done", "done", 0.0
-            elif beat:
-                share = (beat["epoch"] - 1 + beat["step"] / beat["steps"]) / beat["epochs"]
-                kind, word, rest = "running", f"{share:.0%}", beat["seconds_left"]
-            else:
-                failed = plan.log(job).with_suffix(".failed").exists()
-                failures += [f"failed: see {os.path.relpath(plan.log(job))}"] * failed
-                reason = plan.why(job).split(": ", 1)[1]
-                kind = "failed" if failed else "missing" if reason == "missing" else "changed"
-                word, rest = kind if kind != "changed" else reason, expected or 0.0
-            counts[kind] += 1
-            left += rest
-            words.append(word)
-        lines.append(f"{training:26}" + "".join(f"{w:>12}" for w in words))
+    left = 0.0
+    for (training, seed), job in zip(states, jobs, strict=True):
+        rest = states[training, seed][2]
+        if rest is None:  # as long as the same training at other seeds, else as all others by their cost
+            known = [s for (other, _), s in took.items() if other == training and s]
+            rest = sum(known) / len(known) if known else (rate or 0.0) * cost(job)
+        left += rest
     header = f"{'seed':26}" + "".join(f"{s:>12}" for s in plan.seeds)
-    total = ", ".join(f"{n} {kind}" for kind, n in counts.items() if n)
-    time_left = f"about {_hours(left / workers)} left on {workers} workers" if left else ""
-    unknown = "" if rate or not (counts["missing"] + counts["failed"]) else " (no finished run to estimate from)"
-    return "\n".join([header, *lines, "; ".join(filter(None, [total, time_left])) + unknown, *failures])
+    lines = [f"{t:26}" + "".join(f"{states[t, s][1]:>12}" for s in plan.seeds) for t in select(plan.rows)]
+    kinds = [kind for kind, _, _ in states.values()]
+    total = ", ".join(f"{kinds.count(kind)} {kind}" for kind in KINDS if kind in kinds)
+    time_left = f"; about {_hours(left / workers)} left on {workers} workers" if left else ""
+    unknown = "" if rate or {*kinds} <= {"done", "running"} else " (no finished run to estimate from)"
+    failed = [job for j, job in zip(states, jobs, strict=True) if states[j][0] == "failed"]
+    failures = [f"failed: see {os.path.relpath(plan.log(job))}" for job in failed]
+    return "\n".join([header, *lines, total + time_left + unknown, *failures])
 
 
 def _hours(seconds: float) -> str:
@@ -201,17 +216,19 @@ def main(argv: list[str] | None = None) -> int:
     one = commands.add_parser("run", help="train one row at one seed")
     one.add_argument("row")
     one.add_argument("seed", type=int)
-    state = commands.add_parser("status", help="what is done, running, missing, failed")
-    state.add_argument("--rows", default="", help="names, or prefixes such as 3-*; default: all")
-    state.add_argument("--seeds", default="", help="default: 0 1 2 3 4")
-    for command in (one, state):
+    look = commands.add_parser("status", help="what is done, running, missing, failed")
+    look.add_argument("--rows", default="", help="names, or prefixes such as 3-*; default: all")
+    look.add_argument("--seeds", default="", help="default: 0 1 2 3 4")
+    look.add_argument("sizes", nargs="*", metavar="name=value", help="the same as --name=value, as `make table` has it")
+    for command in (one, look):
         for name in ("data", "output", *SIZES):
             command.add_argument(f"--{name.replace('_', '-')}", default="")
     options = vars(parser.parse_args(argv))
     workers = torch.cuda.device_count() or os.cpu_count() or 1
     try:
         if options.pop("command") == "status":
-            print(status(Plan.parse(options), workers))
+            words = dict(word.partition("=")[::2] for word in options.pop("sizes"))
+            print(status(Plan.parse({**options, **words}), workers))
             return 0
         row, seed = get_row(options.pop("row")).training, options.pop("seed")
         plan = Plan.parse({**options, "rows": row, "seeds": seed})

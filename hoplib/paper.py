@@ -77,8 +77,8 @@ def run(
         ipc = {"KernelManager": {"transport": "ipc", "ip": os.path.join(sockets, "k")}}
         try:
             return papermill.execute_notebook(  # type: ignore[no-any-return]
-                str(notebook.resolve()),
-                str(output.resolve()),
+                _literal(notebook),
+                _literal(output),
                 dict(parameters or {}),
                 cwd=str(notebook.parent),
                 progress_bar=False,
@@ -92,6 +92,11 @@ def run(
             raise NotebookError(f"{notebook.name}, cell [{e.exec_count}] failed:\n{traceback}") from None
         except DeadKernelError:
             raise NotebookError(f"{notebook.name}: the kernel died (was it killed, or out of memory?)") from None
+
+
+def _literal(path: Path) -> str:
+    """As papermill wants it, which else would take braces in a path for parameters."""
+    return str(path.resolve()).replace("{", "{{").replace("}", "}}")
 
 
 def figures(nb: nbformat.NotebookNode, folder: Path, prefix: str) -> list[Path]:

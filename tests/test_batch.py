@@ -6,17 +6,20 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import psutil
 import pytest
 from test_train import same, wait_for
 
-from hoplib import batch, paper, train
+from hoplib import batch, paper, table, train
 from hoplib.batch import NOTEBOOK, Plan
+from hoplib.records import RunError, write
 
 ROOT = Path(__file__).parent.parent
 TINY = {"layers": "784 16 10", "train_images": 640, "test_images": 100, "epochs": 1}
+NAME = "3-HAM-EO_layers=784-16-10_train_images=640_test_images=100_epochs=1"  # of the tiny run's record
 
 
 def tiny_plan(tmp_path, **options):
@@ -34,15 +37,27 @@ def undisturbed(plan):
     return records(plan)
 
 
-def make_table(plan, *flags, **popen):
-    """`make table` with the interpreter that runs the tests."""
+def make(target, plan, *flags, **popen):
+    """`make table` or `make status` with the interpreter that runs the tests."""
     sizes = " ".join(f"{k}='{' '.join(map(str, v)) if isinstance(v, list) else v}'" for k, v in plan.sizes.items())
     command = [
-        *("make", "-o", "setup", "table", f"BIN={Path(sys.executable).parent}", f"OUTPUT={plan.output}"),
+        *("make", "-o", "setup", target, f"BIN={Path(sys.executable).parent}", f"OUTPUT={plan.output}"),
         *(f"ROWS={' '.join(plan.rows)}", f"SEEDS={' '.join(map(str, plan.seeds))}", f"SIZES={sizes}"),
         f"FLAGS={' '.join(flags)}",
     ]
     return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **popen)
+
+
+def make_table(plan, *flags, **popen):
+    return make("table", plan, *flags, **popen)
+
+
+def said(process):
+    """What a process that ends well has printed; never a traceback."""
+    output, _ = process.communicate()
+    assert process.returncode == 0, output
+    assert "Traceback" not in output
+    return output
 
 
 def command(*arguments):
@@ -55,7 +70,8 @@ class TestPlan:
         assert len(plan.jobs()) == 90
         assert sum(len(job.rows) for job in plan.jobs()) == 95
         assert plan.output == ROOT / "results"
-        assert Plan.parse({"data": "emnist"}).output == ROOT / "results" / "emnist"
+        (record,) = Plan.parse({"data": "emnist", "rows": "3-HAM", "seeds": 0}).jobs()[0].rows
+        assert record == "3-HAM_data=emnist"
 
     def test_the_full_size_is_the_tables(self):
         plan = Plan.parse({"rows": "5-HAM-EO", "seeds": 3})
@@ -94,33 +110,62 @@ class TestPlan:
     def test_what_is_missing_and_why(self, tmp_path, monkeypatch):
         plan = tiny_plan(tmp_path)
         (job,) = plan.jobs()
-        assert plan.why(job) == "3-HAM-EO: missing"
+        assert plan.why(job) == f"{NAME}: missing"
         (path,) = undisturbed(plan)
         assert plan.why(job) == ""
         os.utime(path, (0, 0))  # a fresh clone: file times mean nothing
         assert plan.why(job) == ""
-        changed = tiny_plan(tmp_path, train_images=704)
-        assert changed.why(changed.jobs()[0]) == "3-HAM-EO: changed: train_images"
-        stored = train.NUMERICS
-        monkeypatch.setattr(train, "NUMERICS", 99)
-        assert plan.why(job) == f"3-HAM-EO: numerics {stored}, now 99"
+        other = tiny_plan(tmp_path, train_images=704)
+        assert other.why(other.jobs()[0]) == f"{NAME.replace('640', '704')}: missing", "it has a record of its own"
+        shutil.copytree(path.parent, other.record(*other.jobs()[0].rows, 0).parent)
+        assert other.why(other.jobs()[0]) == f"{NAME.replace('640', '704')}: changed: train_images"
+        stored = table.NUMERICS
+        monkeypatch.setattr(table, "NUMERICS", 99)
+        assert plan.why(job) == f"{NAME}: numerics {stored}, now 99"
 
     def test_the_snakefile_trains_nothing_that_is_there(self, tmp_path):
         plan = tiny_plan(tmp_path)
         undisturbed(plan)
-        output, _ = make_table(plan, "--dry-run").communicate()
+        output = said(make_table(plan, "--dry-run"))
         assert "nothing to train" in output
         assert "train 3-HAM-EO" not in output
-        output, _ = make_table(tiny_plan(tmp_path, seeds="0 1"), "--dry-run").communicate()
-        assert "train 3-HAM-EO, seed 1 (3-HAM-EO: missing)" in output
+        output = said(make_table(tiny_plan(tmp_path, seeds="0 1"), "--dry-run"))
+        assert f"train 3-HAM-EO, seed 1 ({NAME}: missing)" in output
         assert "seed 0" not in output
 
-    def test_status(self, tmp_path):
+
+def damaged(content):
+    """What can happen to a record."""
+    lie = json.loads(content)
+    lie["test_accuracy"] = "NaN"
+    return {
+        "empty": b"",
+        "cut off": content[:100],
+        "one bit": content[:-100] + bytes([content[-100] ^ 1]) + content[-99:],
+        "a list": b"[]",
+        "another number": json.dumps(lie).encode(),
+        "no text": b"\xff\x00\xfe" * 100,
+        "nested": b"[" * 100_000,
+    }
+
+
+BEAT = {"epoch": 1, "epochs": 2, "step": 5, "steps": 10, "seconds_left": 120.0}
+NO_BEATS = [
+    *("", "{", "[]", "3", "null", '"text"', "\0\xff", "[" * 100_000),
+    *({k: v for k, v in BEAT.items() if k != name} for name in BEAT),
+    *({**BEAT, name: value} for name in BEAT for value in (None, "text", [1], {}, float("nan"), float("inf"), -1e9)),
+    *({**BEAT, name: 10**400} for name in BEAT),
+    *({**BEAT, name: 0} for name in ("epochs", "steps")),
+]
+
+
+class TestStatus:
+    def test_it_tells_how_every_job_is(self, tmp_path):
         plan = tiny_plan(tmp_path, rows="3-HAM-EO 3-HAM", seeds="0 1 2")
         undisturbed(tiny_plan(tmp_path))
-        beat = {"epoch": 1, "epochs": 2, "step": 5, "steps": 10, "seconds_left": 120.0, "time": 4e9}
-        train.write(tmp_path / "checkpoints" / "3-HAM-EO" / "seed-1.progress", beat)
-        train.write(tmp_path / "logs" / "3-HAM" / "seed-2.failed", b"it broke")
+        name = NAME.removesuffix("_epochs=1")
+        write(tmp_path / "checkpoints" / name / "seed-1.progress", {**BEAT, "time": time.time()})
+        write(tmp_path / "logs" / NAME.replace("HAM-EO", "HAM") / "seed-2.failed", b"it broke")
         text = batch.status(plan, 2)
         ham, ham_eo = (line.split() for line in text.splitlines()[1:3])
         assert ham == ["3-HAM", "missing", "missing", "failed"]
@@ -128,15 +173,69 @@ class TestPlan:
         assert "1 done, 1 running, 1 failed, 3 missing; about 1 min left on 2 workers" in text
         assert "seed-2.log" in text
 
+    def test_make_status_understands_sizes(self, tmp_path):
+        """The same words as `make table`: without them it looks for the table's runs."""
+        plan = tiny_plan(tmp_path, tol=0)
+        undisturbed(plan)
+        assert "1 done" in said(make("status", plan))
+        assert "1 missing" in said(make("status", Plan(plan.rows, plan.seeds, output=plan.output)))
+        assert batch.main(["status", "epochs=0"]) == 2
+        assert batch.main(["status", "epoch=1"]) == 2
+
+    def test_a_run_that_is_alive_has_a_fresh_heartbeat(self, tmp_path):
+        plan = tiny_plan(tmp_path)
+        (job,) = plan.jobs()
+        heartbeat = tmp_path / "checkpoints" / job.config.name / "seed-0.progress"
+        for age, alive in ((0, True), (60, True), (600, False)):
+            write(heartbeat, {**BEAT, "time": time.time() - age})
+            assert plan.progress(job) == ((0.25, 120.0) if alive else None)
+
+    def test_any_heartbeat(self, tmp_path):
+        """Garbage, missing keys, wrong types, numbers that cannot be: as if there were none."""
+        plan = tiny_plan(tmp_path)
+        (job,) = plan.jobs()
+        heartbeat = tmp_path / "checkpoints" / job.config.name / "seed-0.progress"
+        for beat in NO_BEATS:
+            text = beat if isinstance(beat, str) else json.dumps({**beat, "time": time.time()})
+            write(heartbeat, text.encode())
+            assert batch.status(plan, 1).splitlines()[1].split() == ["3-HAM-EO", "missing"], text
+        heartbeat.unlink()
+        heartbeat.mkdir()
+        assert "1 missing" in batch.status(plan, 1)
+
+    def test_damaged_records(self, tmp_path):
+        """`make status` and `make table` say so, and show no traceback."""
+        plan = tiny_plan(tmp_path)
+        (path,) = undisturbed(plan)
+        cases = damaged(path.read_bytes())
+        for name, content in cases.items():
+            path.write_bytes(content)
+            assert batch.status(plan, 1).splitlines()[1].split() == ["3-HAM-EO", "damaged"], name
+        path.write_bytes(cases["one bit"])
+        assert "1 damaged" in said(make("status", plan))
+        assert f"train 3-HAM-EO, seed 0 ({NAME}: damaged)" in said(make_table(plan, "--dry-run"))
+
+
+@pytest.mark.parametrize("folder", ["it's a {dir}; touch owned", '$HOME "and" `touch owned` {seed} {{x}} #'])
+def test_a_folder_of_any_name(tmp_path, folder):
+    """Nothing in its name is read: not by make, the shell, Snakemake or papermill."""
+    plan = tiny_plan(tmp_path / folder)
+    assert "1 missing" in said(make("status", plan))
+    said(make_table(plan))
+    assert [p.name for p in tmp_path.iterdir()] == [folder]
+    assert plan.why(plan.jobs()[0]) == ""
+    assert "1 done" in said(make("status", plan))
+    assert not list(ROOT.rglob("owned"))
+
 
 class TestRunner:
     def test_one_run(self, tmp_path):
         arguments = tiny_plan(tmp_path / "a").arguments()
         result = command("run", "3-HAM-EO", "0", *arguments)
         assert result.returncode == 0, result.stderr
-        assert "3-HAM-EO, seed 0, mnist:" in result.stdout
+        assert f"{NAME}, seed 0, mnist:" in result.stdout
         (path,) = undisturbed(tiny_plan(tmp_path / "b"))
-        assert same(tmp_path / "a" / "runs" / "3-HAM-EO" / "seed-0.json", path)
+        assert same(tmp_path / "a" / "runs" / NAME / "seed-0.json", path)
 
     @pytest.mark.parametrize(
         ("arguments", "status", "message"),
@@ -153,12 +252,16 @@ class TestRunner:
         assert message in result.stderr
         assert "Traceback" not in result.stderr
 
+    def test_the_notebook_refuses_what_contradicts_its_row(self, tmp_path):
+        with pytest.raises(paper.NotebookError, match="model='CHN' contradicts the row '3-HAM-EO'"):
+            paper.run(NOTEBOOK, tmp_path / "out.ipynb", {"row": "3-HAM-EO", "model": "CHN"})
+
     @pytest.mark.parametrize(
         ("parameters", "message"),
         [
-            ({"seeds": 3}, r"has no parameter 'seeds'. Did you mean 'seed'\? It has: row, model"),
+            ({"seeds": 3}, r"has no parameter 'seeds'. Did you mean 'seed'\? It has: row, layers"),
             ({"seed": "3"}, "seed must be of type int .like 0., not '3'"),
-            ({"even_odd": 1}, "even_odd must be of type bool"),
+            ({"updates": True}, "updates must be of type str"),
             ({"layers": "784,10"}, "layers must be of type list"),
         ],
     )
@@ -174,12 +277,12 @@ class TestRunner:
         assert result.returncode == 1
         assert "RunError: cannot write" in result.stderr
         assert len(result.stderr.splitlines()) < 60
-        assert (tmp_path / "logs" / "3-HAM-EO" / "seed-0.failed").exists()
+        assert (tmp_path / "logs" / NAME / "seed-0.failed").exists()
 
     def test_an_executed_notebook_proves_nothing(self, tmp_path, monkeypatch):
         plan = tiny_plan(tmp_path)
         monkeypatch.setattr(paper, "run", lambda *_: None)
-        with pytest.raises(train.RunError, match=r"the record does not count \(3-HAM-EO: missing\)"):
+        with pytest.raises(RunError, match=rf"the record does not count \({NAME}: missing\)"):
             batch.run_job(plan, plan.jobs()[0])
 
 
@@ -197,7 +300,7 @@ def descendants(process, word):
 
 @pytest.mark.skipif(os.name != "posix", reason="kill -9")
 def test_a_batch_whose_parts_are_killed_is_completed_by_one_more_command(tmp_path):
-    """Six runs; kill -9 of a kernel, of a runner and of Snakemake itself; then `make table` once more."""
+    """Six runs; kill -9 of a kernel, of a runner and of Snakemake itself, each while alive; then `make table` again."""
     options = {"rows": "3-HAM-EO 3-HAM", "seeds": "0 1 2", "epochs": 3, "train_images": 3200}
     plan = tiny_plan(tmp_path / "killed", **options)
     reference = undisturbed(tiny_plan(tmp_path / "whole", **options))
@@ -214,9 +317,8 @@ def test_a_batch_whose_parts_are_killed_is_completed_by_one_more_command(tmp_pat
     finally:
         process.communicate()
     assert process.returncode != 0
-    again = make_table(plan)
-    output, _ = again.communicate()
-    assert again.returncode == 0, output
+    assert any(plan.why(job) for job in plan.jobs()), "the kills came too late"
+    said(make_table(plan))
     for ours, whole in zip(records(plan), reference, strict=True):
         assert same(ours, whole)
 
@@ -253,4 +355,4 @@ def test_three_trainings_on_slurm(tmp_path):
     assert "slurm" in output.lower()
     for ours, whole in zip(records(plan), undisturbed(tiny_plan(tmp_path, seeds="0 1 2")), strict=True):
         assert same(ours, whole)
-        assert json.loads(ours.read_text())["row"] == "3-HAM-EO"
+        assert json.loads(ours.read_text())["row"] == NAME
