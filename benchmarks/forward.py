@@ -18,7 +18,7 @@ from collections.abc import Callable
 import torch
 
 import hoplib as hop
-from hoplib.network import NARROW
+from hoplib.links import NARROW
 from hoplib.table import LAYERS
 
 ITERATIONS = 20
@@ -49,13 +49,13 @@ def products(net: hop.Network, batch: int, iterations: int = ITERATIONS) -> Call
 
 def dense(net: hop.Network, x: torch.Tensor) -> Callable[[], None]:
     """The synchronous iteration with the paper's full N × N matrix."""
-    d, rho = hop.dense(net), net.rho
+    d, rho, rule = hop.dense(net), net.rho, net.rule(net.rho, sole=True)
 
     def run() -> None:
         drive = rho.rho(x) @ d.U.T + d.b
         s = net.zeros(len(x))
         for _ in range(ITERATIONS):
-            s = net.local(s, rho.rho(s) @ d.W.T + drive)
+            s = rule.settle(s, rho.rho(s) @ d.W.T + drive)
 
     return run
 

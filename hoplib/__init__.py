@@ -10,11 +10,13 @@
 from .activations import Activation, HardSigmoid, ReLU, ShiftedSigmoid, Tanh
 from .data import Data, DataError, Split, load_data
 from .equilibrium import Adjoint, RecurrentBackprop, ThroughTime, solve
+from .links import Conv, Dense, Link
 from .madam import Madam, linear_decay, loss
-from .maps import EvenOdd, Synchronous
-from .network import CHN, HAM, Network, default_device
-from .oracle import Dense, dense
+from .network import CHN, HAM, EvenOdd, Network, Synchronous, default_device
+from .oracle import dense
+from .rules import ChnRule, ExactRule, HamRule
 from .solvers import Anderson, Picard, Solution, Status, iterate, residual, trajectory
+from .sweep import Block, Sweep, Turn
 
 __version__ = "0.1.0"
 __all__ = [
@@ -23,11 +25,17 @@ __all__ = [
     "Activation",
     "Adjoint",
     "Anderson",
+    "Block",
+    "ChnRule",
+    "Conv",
     "Data",
     "DataError",
     "Dense",
     "EvenOdd",
+    "ExactRule",
+    "HamRule",
     "HardSigmoid",
+    "Link",
     "Madam",
     "Network",
     "Picard",
@@ -37,9 +45,11 @@ __all__ = [
     "Solution",
     "Split",
     "Status",
+    "Sweep",
     "Synchronous",
     "Tanh",
     "ThroughTime",
+    "Turn",
     "default_device",
     "dense",
     "iterate",

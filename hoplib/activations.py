@@ -6,10 +6,10 @@ Each is an object; `get("shifted-sigmoid")` finds one by name. All functions are
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
@@ -22,7 +22,7 @@ class Activation:
 
     name = "activation"
     bijective = False  # is ς(s) = s/ρ'(s) a bijection of the real line?
-    steepness = 1.0  # the constant factor that `weigh` leaves out
+    elementwise = True  # else `slope` and `times` say what the Jacobian of ρ does
 
     def rho(self, s: Tensor, out: Tensor | None = None) -> Tensor:
         raise NotImplementedError
@@ -33,17 +33,21 @@ class Activation:
     def d2rho(self, s: Tensor) -> Tensor:
         raise NotImplementedError
 
-    def weigh(self, h: Tensor, s: Tensor, r: Tensor, out: Tensor) -> Tensor:
-        """ρ'(s) h/steepness given r = ρ(s), into `out` (h or r): cheaper than `drho`, with absolute accuracy."""
-        return torch.mul(self.drho(s), h, out=out)
+    def at(self, l: int) -> Activation:
+        """The activation of layer l."""
+        return self
 
-    def settle(self, s: Tensor, h: Tensor, w: float, steps: int, r: Tensor, out: Tensor) -> Tensor:
-        """So many times s ← (1 − ω) s + ω ρ'(s) h, into `out`; h and the scratch tensor r are used up."""
-        h.mul_(w * self.steepness)
-        for _ in range(steps):
-            self.weigh(h, s, self.rho(s, out=r), out=r)
-            s = torch.add(r, s, alpha=1 - w, out=out)
-        return s
+    def of(self, layers: Sequence[int]) -> Activation:
+        """The activation of a block of layers, side by side."""
+        return self
+
+    def slope(self, s: Tensor) -> Tensor:
+        """D = ρ'(s), or whatever of the shape of s `times` needs."""
+        return self.drho(s)
+
+    def times(self, D: Tensor, v: Tensor) -> Tensor:
+        """D v: the Jacobian of ρ, which is symmetric, times v."""
+        return D * v
 
     def slopes(self, s: Tensor) -> tuple[Tensor, Tensor]:
         """ρ'(s) and ρ''(s) together: cheaper than one by one, with absolute accuracy."""
@@ -147,26 +151,14 @@ class ShiftedSigmoid(Activation):
 
     name = "shifted-sigmoid"
     bijective = True
-    steepness = 4.0
+    compiled = True  # kernels.py has loops for just this one
 
     def rho(self, s: Tensor, out: Tensor | None = None) -> Tensor:
         if out is None:
             return torch.sigmoid(4 * s - 2)
-        if kernels.fit(s, out, dtypes=[torch.float32]):
-            kernels.rho(s.detach().view(-1).numpy(), out.detach().view(-1).numpy())
+        if kernels.rho(self, s, out):
             return out
         return torch.add(_minus_2(s.dtype, s.device), s, alpha=4, out=out).sigmoid_()  # 4s − 2 in one pass
-
-    def weigh(self, h: Tensor, s: Tensor, r: Tensor, out: Tensor) -> Tensor:
-        weighed: Tensor = torch.ops.aten.sigmoid_backward.grad_input(h, r, grad_input=out)  # h ρ(1 − ρ), in one pass
-        return weighed
-
-    def settle(self, s: Tensor, h: Tensor, w: float, steps: int, r: Tensor, out: Tensor) -> Tensor:
-        fit = kernels.fit(s, h, out, dtypes=[torch.float32], strided=True) and s.ndim == 2
-        if not fit or type(self) is not ShiftedSigmoid:
-            return super().settle(s, h, w, steps, r, out)
-        kernels.settle(s.detach().numpy(), h.detach().numpy(), np.float32(w), steps, out.detach().numpy())
-        return out
 
     def slopes(self, s: Tensor) -> tuple[Tensor, Tensor]:
         r = self.rho(s, out=torch.empty_like(s))
@@ -252,6 +244,51 @@ class HardSigmoid(Activation):
     def lagrangian(self, s: Tensor) -> Tensor:
         r = s.clamp(0, 1)
         return r * s - r.square() / 2
+
+
+class PerLayer(Activation):
+    """An activation for each layer: parts[l] for layer l of `sizes`, side by side in a state of the layers above 0."""
+
+    name = "one for each layer"
+
+    def __init__(self, parts: Sequence[Activation], sizes: Sequence[int], layers: Sequence[int] | None = None) -> None:
+        self.parts, self.sizes = list(parts), list(sizes)
+        self.layers = list(range(1, len(parts))) if layers is None else list(layers)
+        self.elementwise = all(parts[l].elementwise for l in self.layers)
+
+    def at(self, l: int) -> Activation:
+        return self.parts[l]
+
+    def of(self, layers: Sequence[int]) -> Activation:
+        return PerLayer(self.parts, self.sizes, layers)
+
+    def _each(self, function: str, *states: Tensor) -> Tensor:
+        sizes = [self.sizes[l] for l in self.layers]
+        pieces = zip(*(torch.split(s, sizes, 1) for s in states), strict=True)
+        found = [getattr(self.parts[l], function)(*p) for l, p in zip(self.layers, pieces, strict=True)]
+        return torch.cat(found, 1) if found else states[0]
+
+    def rho(self, s: Tensor, out: Tensor | None = None) -> Tensor:
+        found = self._each("rho", s)
+        return found if out is None else out.copy_(found)
+
+    def drho(self, s: Tensor) -> Tensor:
+        return self._each("drho", s)
+
+    def d2rho(self, s: Tensor) -> Tensor:
+        return self._each("d2rho", s)
+
+    def slope(self, s: Tensor) -> Tensor:
+        return self._each("slope", s)
+
+    def times(self, D: Tensor, v: Tensor) -> Tensor:
+        return self._each("times", D, v)
+
+    def lagrangian(self, s: Tensor) -> Tensor:
+        return self._each("lagrangian", s)
+
+    def __repr__(self) -> str:
+        return repr(self.parts)
 
 
 ALL: dict[str, Activation] = {a.name: a for a in (ShiftedSigmoid(), Tanh(), ReLU(), HardSigmoid())}

@@ -7,34 +7,25 @@ from __future__ import annotations
 
 import math
 import warnings
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from .maps import EvenOdd, Map, Synchronous
-from .network import Network
+from .network import EvenOdd, Network, Synchronous
 from .solvers import Picard, Solution, iterate
-
-
-@dataclass(frozen=True)
-class Cotangent:
-    """The gradient μ by the field of every neuron, at the states on which the weights acted: what `pullback` takes."""
-
-    state: Tensor  # (rows, N): one row for each sample, or for each sample and step
-    mu: Tensor  # (rows, N)
-    mu_x: Tensor  # (batch, N), the sum over the rows of a sample
+from .sweep import Sweep, Turn
 
 
 class Backward(Protocol):
-    """A way to differentiate s*: the gradient by the fields, given that by the state s* = join(z*).
+    """A way to differentiate s*: the turns that a gradient by the state s* = join(z*) is carried back through.
 
     `residual` (batch,) tells how far z* is from a fixed point.
     """
 
-    def cotangent(self, f: Map, z_star: Tensor, state: Tensor, residual: Tensor, grad: Tensor) -> Cotangent: ...
+    def turns(self, f: Sweep, z_star: Tensor, state: Tensor, residual: Tensor, grad: Tensor) -> list[Turn]: ...
 
 
 @dataclass(frozen=True)
@@ -56,17 +47,20 @@ class Adjoint:
         _check_at_least("Adjoint's steps", self.steps, 1)
         _check_tol(self.tol)
 
-    def cotangent(self, f: Map, z_star: Tensor, state: Tensor, residual: Tensor, grad: Tensor) -> Cotangent:
+    def turns(self, f: Sweep, z_star: Tensor, state: Tensor, residual: Tensor, grad: Tensor) -> list[Turn]:
+        split = f.net.split
+        return [Turn(split(f.net.rho.rho(state)), split(self.cotangent(f, state, grad)))]
+
+    def cotangent(self, f: Sweep, state: Tensor, grad: Tensor) -> Tensor:
+        """The gradient by the field of every neuron, given the gradient by the state."""
         adjoint = f.adjoint(state, grad)
         if self.steps is not None:
-            mu = adjoint.neumann(self.steps)
-            return Cotangent(state, mu, mu)
+            return adjoint.neumann(self.steps)
         tol = 32 * torch.finfo(grad.dtype).eps if self.tol is None else self.tol
-        sol = iterate(adjoint, adjoint.start, self.solver, max_iter=self.max_iter, tol=tol)
+        sol = iterate(adjoint, adjoint.first, self.solver, max_iter=self.max_iter, tol=tol)
         if not bool(sol.converged.all()):
             warnings.warn(f"the adjoint did not converge: {sol!r}", RuntimeWarning, stacklevel=2)
-        mu = adjoint.cotangent(sol.state)
-        return Cotangent(state, mu, mu)
+        return adjoint.cotangent(sol.state)
 
 
 @dataclass(frozen=True)
@@ -85,31 +79,23 @@ class RecurrentBackprop:
         _check_at_least("RecurrentBackprop's steps", self.steps, 1)
         _check_tol(self.closed_form)
 
-    def cotangent(self, f: Map, z_star: Tensor, state: Tensor, residual: Tensor, grad: Tensor) -> Cotangent:
-        steps = f.net.backward_steps(isinstance(f, EvenOdd)) if self.steps is None else self.steps
+    def turns(self, f: Sweep, z_star: Tensor, state: Tensor, residual: Tensor, grad: Tensor) -> list[Turn]:
+        steps = f.net.backward_steps(len(f.blocks) > 1) if self.steps is None else self.steps
         near = residual < self.closed_form
         if self.closed_form == 0 or not bool(near.any()):
-            return _along(f, z_star, steps, grad)
+            return f.along(z_star, steps, grad)
         if bool(near.all()):
-            return Adjoint(steps).cotangent(f, z_star, state, residual, grad)
+            return Adjoint(steps).turns(f, z_star, state, residual, grad)
         i, j = near.nonzero().flatten(), near.logical_not().nonzero().flatten()
-        a = Adjoint(steps).cotangent(f.restrict(i), z_star[i], state[i], residual[i], grad[i])
-        b = _along(f.restrict(j), z_star[j], steps, grad[j])
-        order = torch.cat([i, j]).argsort()
-        return Cotangent(
-            torch.cat([a.state, b.state]), torch.cat([a.mu, b.mu]), torch.cat([a.mu_x, b.mu_x]).index_select(0, order)
-        )
-
-
-def _along(f: Map, z: Tensor, steps: int, grad: Tensor) -> Cotangent:
-    states, mu = f.along(z, steps, grad)
-    return Cotangent(torch.cat(states), torch.cat(mu), torch.stack(mu).sum(0))
+        found = Adjoint(steps).turns(f.restrict(i), z_star[i], state[i], residual[i], grad[i])
+        further = f.restrict(j).along(z_star[j], steps, grad[j])
+        return [replace(t, rows=i) for t in found] + [replace(t, rows=j) for t in further]
 
 
 class _Implicit(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, how: Backward, f: Map, z_star: Tensor, residual: Tensor, x: Tensor, *parameters: Tensor
+        ctx: Any, how: Backward, f: Sweep, z_star: Tensor, residual: Tensor, x: Tensor, *parameters: Tensor
     ) -> Tensor:
         state = f.join(z_star)
         ctx.how, ctx.f = how, f
@@ -120,13 +106,12 @@ class _Implicit(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, z_star, state, residual = ctx.saved_tensors
-        net, c = ctx.f.net, ctx.how.cotangent(ctx.f, z_star, state, residual, grad)
-        by_W, by_b = net.pullback(c.state, c.mu, x, c.mu_x)
-        by_x = net.pullback_input(c.mu_x, x) if ctx.needs_input_grad[4] else None
-        return None, None, None, None, by_x, *by_W, *by_b
+        turns = ctx.how.turns(ctx.f, z_star, state, residual, grad)
+        by_links, by_b, by_x = ctx.f.net.pullback(turns, x, ctx.needs_input_grad[4])
+        return None, None, None, None, by_x, *by_links, *by_b
 
 
-def attach(how: Backward, f: Map, x: Tensor, z_star: Tensor, residual: Tensor) -> Tensor:
+def attach(how: Backward, f: Sweep, x: Tensor, z_star: Tensor, residual: Tensor) -> Tensor:
     """The state that z* stands for, connected to the parameters and to x."""
     return _Implicit.apply(how, f, z_star, residual, x, *f.net.W, *f.net.b)  # type: ignore[no-any-return]
 
@@ -136,8 +121,8 @@ class ThroughTime:
     """Backpropagation through all max_iter Picard steps from s⁰: the oracle of the others. Memory grows with them."""
 
 
-def _unroll(f: Map, x: Tensor, z: Tensor, steps: int) -> Tensor:
-    f = type(f)(f.net, x, f.relaxation)  # its drive anew, with a graph
+def _unroll(f: Sweep, x: Tensor, z: Tensor, steps: int) -> Tensor:
+    f = f.again(x)  # its drive anew, with a graph
     for _ in range(steps):
         z = f(z)
     return f.join(z)

@@ -180,14 +180,13 @@ def sigma(u: Any) -> Any:
 
 
 @compiled
-def rho(s: Array, out: Array) -> None:
-    """ρ of flat arrays."""
+def _rho(s: Array, out: Array) -> None:
     for j in range(len(s)):
         out[j] = sigma(_4 * s[j] - _2)
 
 
 @compiled
-def local(s: Array, h: Array, w: Any, out: Array) -> None:
+def _local(s: Array, h: Array, w: Any, out: Array) -> None:
     """(1 − ω) s + ω ρ'(s) h for one sample, ρ' = 4ρ(1 − ρ)."""
     for j in range(len(s)):
         r = sigma(_4 * s[j] - _2)
@@ -195,11 +194,32 @@ def local(s: Array, h: Array, w: Any, out: Array) -> None:
 
 
 @compiled
-def settle(s: Array, h: Array, w: Any, steps: int, out: Array) -> None:
-    """So many local steps of a CHN, sample by sample."""
+def _settle(s: Array, h: Array, w: Any, steps: int, out: Array) -> None:
     both = np.empty((2, s.shape[1]), s.dtype)
     for i in range(len(s)):
         both[0] = s[i]
         for k in range(steps):
-            local(both[k % 2], h[i], w, both[(k + 1) % 2])
+            _local(both[k % 2], h[i], w, both[(k + 1) % 2])
         out[i] = both[steps % 2]
+
+
+def rho(activation: Any, s: Tensor, out: Tensor) -> bool:
+    """ρ(s) into `out`, if there are loops for this activation and these tensors; did it?"""
+    if not _serves(activation, s, out):
+        return False
+    _rho(s.detach().view(-1).numpy(), out.detach().view(-1).numpy())
+    return True
+
+
+def settle(activation: Any, s: Tensor, h: Tensor, w: float, steps: int, out: Tensor) -> bool:
+    """So many local steps of a CHN into `out`, if there are loops for this activation and these tensors; did it?"""
+    if not _serves(activation, s, h, out, strided=True):
+        return False
+    _settle(s.detach().numpy(), h.detach().numpy(), np.float32(w), steps, out.detach().numpy())
+    return True
+
+
+def _serves(activation: Any, *tensors: Tensor, strided: bool = False) -> bool:
+    """Of the class itself that says so: a subclass may have another ρ."""
+    exact = type(activation).__dict__.get("compiled", False)
+    return exact and tensors[0].ndim == 2 and fit(*tensors, dtypes=[torch.float32], strided=strided)

@@ -17,8 +17,7 @@ from torch import Tensor
 
 from .data import Data
 from .equilibrium import solve
-from .maps import EvenOdd
-from .network import HAM, Network
+from .network import HAM, EvenOdd, Network
 from .solvers import Anderson, Picard, Status, residual
 from .table import SOLVERS, TOL, Row
 
@@ -125,12 +124,12 @@ def spectral_radius(net: Network, x: Tensor, steps: int = 40) -> Tensor:
     x = x.double()
     s = solve(net, x, even_odd=True, tol=1e-10, max_iter=5 * net.max_iter(True)).state
     f = EvenOdd(net, x)
-    d_main, d_aux = (net.rho.drho(block.gather(s)) for block in (f.main, f.aux))
+    d_aux, d_main = (net.rho.drho(part) for part in f.every(s).values())
     root = d_main.sqrt()
 
     def gram(v: Tensor) -> Tensor:
-        up = f.aux.couple(root * v, f.main, f.M, out=torch.empty_like(d_aux))
-        return root * f.main.couple(d_aux * up, f.aux, f.M, out=torch.empty_like(v))
+        up = f.transposed(0, f.blocks[1].views(root * v), len(v))
+        return root * f.transposed(1, f.blocks[0].views(d_aux * up), len(v))
 
     v = torch.rand(d_main.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(x.device)
     steps = min(steps, v.shape[1])

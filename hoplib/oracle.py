@@ -29,7 +29,7 @@ class Dense:
 
 def dense(net: Network) -> Dense:
     """All of the network's matrices, as the paper prints them."""
-    at, N = net.slices, net.N
+    at, N = net.all.slices, net.N
     W = net.W[0].new_zeros(N, N)
     for i in net.hidden[:-1]:
         W[at[i + 1], at[i]] = net.W[i].detach()

@@ -26,9 +26,8 @@ from . import kernels
 from .data import Data, load_data
 from .equilibrium import RecurrentBackprop, attach, solve
 from .madam import Madam, linear_decay, loss
-from .maps import EvenOdd, Synchronous
 from .measure import look, measure, readout
-from .network import Network, default_device
+from .network import HAM, EvenOdd, Network, Synchronous, default_device
 from .records import (
     RunError,
     atomic,
@@ -81,7 +80,7 @@ def equilibrium(net: Network, x: Tensor, row: Row, tol: float) -> Solution:
     if tol == 0:
         return solve(net, x, solver, even_odd=even_odd, early_stop=False, backward=RecurrentBackprop(k))
     with torch.no_grad():
-        half = net.memoryless and not even_odd
+        half = isinstance(net, HAM) and not even_odd
         f = EvenOdd(net, x) if half or even_odd else Synchronous(net, x, net.damping)
         own = Synchronous(net, x, like=f) if half and type(solver) is not Picard else f
         sol = iterate(own, own.start(), solver, max_iter=n // 2 if half and own is f else n, tol=TOL)

@@ -84,7 +84,7 @@ def test_away_from_equilibrium_it_is_autograd_along_the_steps(model, shape, even
         f = (hop.EvenOdd if even_odd else hop.Synchronous)(net, x, w)
         z = hop.trajectory(f, f.start(), iterations=n)[-1]
     torch.testing.assert_close(sol.state, f.join(z), rtol=1e-12, atol=1e-12)
-    f = type(f)(net, x, w)
+    f = f.again(x)
     for _ in range(3):
         z = f(z)
     oracle = torch.autograd.grad((f.join(z) * target).sum(), [x, *net.parameters()], allow_unused=True)
@@ -117,8 +117,8 @@ def test_against_finite_differences(model, even_odd, rho):
     def state(x, *parameters):
         twin, _ = tiny(model, layers, rho=rho)
         for name, p in zip(names, parameters, strict=True):
-            module, i = name.split(".")
-            getattr(twin, module)._parameters[i] = p
+            module, _, i = name.rpartition(".")
+            twin.get_submodule(module)._parameters[i] = p
         sol = hop.solve(twin, x, even_odd=even_odd, tol=1e-13, max_iter=500, backward=hop.Adjoint())
         return sol.state
 

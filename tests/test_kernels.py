@@ -9,6 +9,7 @@ from conftest import tiny
 
 import hoplib as hop
 from hoplib import kernels
+from hoplib.rules import ChnRule
 from hoplib.solvers import Memory
 
 pytestmark = [
@@ -17,7 +18,7 @@ pytestmark = [
 ]
 
 ROUTES = ("torch", "compiled", "interpreted")
-LOOPS = ("residual", "judge", "weights", "anderson", "sigma", "rho", "local", "settle")
+LOOPS = ("residual", "judge", "weights", "anderson", "sigma", "_rho", "_local", "_settle")
 OPTIONS = {
     "default": hop.Anderson(),
     "no memory": hop.Anderson(m=1),
@@ -163,16 +164,15 @@ def test_the_sigmoid_is_as_near_as_torchs():
 @pytest.mark.parametrize("steps", [1, 2, 9, 10])
 def test_a_block_of_a_chn_settles_alike(steps):
     """Also in a slice of a wider state, whose rows are apart in memory; in float64, where torch does it all."""
-    net = hop.CHN([784, 30, 10], seed=0, device="cpu")
-    net.local_iterations = steps
+    rule = ChnRule(hop.activations.get("shifted-sigmoid"), steps, 0.5)
     g = torch.Generator().manual_seed(0)
     wide, h = torch.rand(5, 40, generator=g) * 2 - 0.5, torch.rand(5, 30, generator=g) * 1.5
     for dtype, tol in ((torch.float32, 2e-6), (torch.float64, 1e-12)):
         s, field = wide.to(dtype)[:, :30], h.to(dtype)
-        expected = net.settle(s, field)
+        expected = rule.settle(s, field)
 
         def settled(s=s, field=field):
-            return net.settle_(s, field.clone(), torch.empty_like(field), torch.empty_like(s))
+            return rule.settle(s, field.clone(), torch.empty_like(s))
 
         for found in by_each_route(settled).values():
             torch.testing.assert_close(found, expected, rtol=tol, atol=tol)
@@ -180,8 +180,6 @@ def test_a_block_of_a_chn_settles_alike(steps):
 
 class Steep(hop.activations.ShiftedSigmoid):
     """Another sigmoid by the same name."""
-
-    steepness = 8.0
 
     def rho(self, s, out=None):
         return torch.sigmoid(8 * s - 4, out=out)
@@ -191,10 +189,10 @@ class Steep(hop.activations.ShiftedSigmoid):
 
 
 def test_another_activation_settles_by_its_own_slope():
-    net = hop.CHN([784, 30, 10], seed=0, device="cpu", rho=Steep())
+    rule = ChnRule(Steep(), 10, 0.5)
     s, h = torch.rand(5, 30, generator=torch.Generator().manual_seed(0)), torch.full((5, 30), 0.3)
-    found = net.settle_(s, h.clone(), torch.empty_like(h), torch.empty_like(h))
-    torch.testing.assert_close(found, net.settle(s, h), rtol=1e-5, atol=1e-5)
+    found = rule.settle(s, h.clone(), torch.empty_like(h))
+    torch.testing.assert_close(found, rule.settle(s, h), rtol=1e-5, atol=1e-5)
 
 
 def test_the_sigmoid_takes_any_shape_and_minds_that_of_out():

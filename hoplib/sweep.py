@@ -1,0 +1,348 @@
+"""A sweep settles one block of layers after the other, each in the field of the others.
+
+One block is the synchronous update (Eqs. 5 and 6), two blocks of alternating layers are the even-odd one (Eqs. 7 to
+10), a block for each layer is the asynchronous one (Remark 1). With the relaxation ω each block goes only ω of its way:
+damping for ω < 1 (forward Euler with that step), over-relaxation for ω > 1.
+
+The adjoint of a sweep is a sweep too: of the linearised rule, with the blocks in reverse. Linearised, a rule is
+δs' = A δs + C δh with diagonal A and C, and δh = W D δs with D = ρ'(s): a cotangent settles to λ = g + A λ + D W C λ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence, Set
+from copy import copy
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from .links import Product
+from .rules import Affine, ChnRule, Rule, Slopes
+
+if TYPE_CHECKING:
+    from .network import Network
+
+Layers = dict[int, Tensor]
+
+
+class Block:
+    """Some layers, and their place in a flat tensor (batch, size) that holds just them."""
+
+    def __init__(self, members: Sequence[int], sizes: Sequence[int]) -> None:
+        self.members = tuple(members)
+        ends = [sum(sizes[l] for l in self.members[:i]) for i in range(len(self.members) + 1)]
+        self.size = ends[-1]
+        self.slices = {l: slice(a, b) for l, a, b in zip(self.members, ends, ends[1:], strict=False)}
+
+    def views(self, z: Tensor) -> Layers:
+        return {l: z[:, part] for l, part in self.slices.items()}
+
+    def gather(self, layers: Mapping[int, Tensor], like: Tensor) -> Tensor:
+        """The flat tensor of these layers."""
+        return torch.cat([layers[l] for l in self.members], 1) if self.members else like[:, :0]
+
+
+@dataclass
+class Turn:
+    """What one block did in a sweep: the activations that it saw, and the gradient by its field. For `pullback`."""
+
+    r: Layers
+    mu: Layers
+    rows: Tensor | None = None  # the samples; None: all
+
+
+class Sweep:
+    """z ↦ f(z), the state after a sweep, by blocks in the order of their turns.
+
+    z (batch, size) holds the blocks, the last one first. If there are two and a block forgets where it was (a HAM's
+    without relaxation), the first block follows from the second and is left out of z: Eq. (9) for s_even alone.
+    Called with `out` (under `torch.no_grad`), a sweep writes there and allocates next to nothing; called without, it
+    can be differentiated by autograd.
+    """
+
+    def __init__(
+        self,
+        net: Network,
+        drive: Layers,
+        blocks: Sequence[Sequence[int]],
+        rules: Sequence[Rule],
+        omega: float = 1.0,
+        products: Mapping[tuple[int, int], tuple[Product, Product]] | None = None,
+    ) -> None:
+        self.net, self.drive, self.omega, self.rules = net, drive, omega, list(rules)
+        single = [rule for rule in rules if isinstance(rule, ChnRule) and rule.steps == 1]
+        if omega != 1 and len(single) == len(rules):  # such a rule relaxes by itself
+            self.omega, self.rules = 1.0, [replace(rule, omega=omega * rule.omega) for rule in single]
+        self.blocks = [Block(members, net.layers) for members in blocks]
+        self.forgets = len(self.blocks) == 2 and omega == 1 and not rules[0].memory
+        self.kept = list(range(len(self.blocks)))[::-1][: 1 if self.forgets else None]
+        ends = [sum(self.blocks[k].size for k in self.kept[:i]) for i in range(len(self.kept) + 1)]
+        self.places = {k: slice(a, b) for k, a, b in zip(self.kept, ends, ends[1:], strict=False)}
+        self.size = ends[-1]
+        self.link(net.products() if products is None else products)
+        of = {l: k for k, block in enumerate(self.blocks) for l in block.members}
+        self.sources = [sorted({of[j] for l in block.members for j, _ in self.incoming[l]}) for block in self.blocks]
+        self._buffers: dict[tuple[str, int], Tensor] = {}
+
+    def link(self, products: Mapping[tuple[int, int], tuple[Product, Product]]) -> None:
+        """Note for every layer who speaks to it, and through which product."""
+        self.products = products
+        self.incoming: dict[int, list[tuple[int, Product]]] = {l: [] for l in self.net.hidden}
+        for (a, b), (up, down) in sorted(products.items()):
+            self.incoming[b].append((a, up))
+            self.incoming[a].append((b, down))
+        for sources in self.incoming.values():
+            sources.sort(key=lambda source: source[0])
+
+    # -- one sweep ----------------------------------------------------------------------------------------------
+
+    def __call__(self, z: Tensor, out: Tensor | None = None) -> Tensor:
+        s = self.open(z)
+        for k in range(len(self.blocks)):
+            s[k] = self.half(k, s, None if out is None else self.target(k, out))
+        return torch.cat([s[k] for k in self.kept], 1) if out is None else out
+
+    def half(self, k: int, s: Mapping[int, Tensor], out: Tensor | None = None, lit: Set[int] | None = None) -> Tensor:
+        """Block k's turn: s ← (1 − ω) s + ω · (what its neurons settle to in the field of the blocks s).
+
+        `lit` are the layers whose activations may differ from 0; None: all.
+        """
+        rule, own = self.rules[k], s.get(k, self.like)  # where it is not known, nobody asks
+        r: Layers = {}
+        for j in self.sources[k]:
+            scratch = None if out is None else self.buffer("r", j, s[j])
+            r |= self.blocks[j].views(self.rules[j].emit(s[j], scratch))
+        if lit is not None:
+            r = {l: t for l, t in r.items() if l in lit}
+        batch, place = len(next(iter(s.values()))), None
+        if out is not None:  # where the rule forgets and nothing is relaxed, the field may be left in `out` itself
+            place = out if self.omega == 1 and not rule.memory else self.buffer("h", k, own)
+        h = self.field(k, r, batch, place)
+        new = rule.settle(own, h, out if self.omega == 1 or rule.memory else None)
+        return new if self.omega == 1 else torch.lerp(own, new, self.omega, out=out)
+
+    def field(self, k: int, r: Mapping[int, Tensor], batch: int, out: Tensor | None = None) -> Tensor:
+        """h of block k: the drive, plus every link's product with the activations r."""
+        views = None if out is None else self.blocks[k].views(out)
+        fields: list[Tensor] = []
+        for l in self.blocks[k].members:
+            h, target = self.drive.get(l), None if views is None else views[l]
+            sources = [(j, product) for j, product in self.incoming[l] if j in r]
+            for j, product in sources:
+                h = product(r[j], h, target)
+            if h is None:
+                h = self.like.new_zeros(1, self.net.layers[l])
+            if not sources:  # nobody speaks to the layer
+                h = h.expand(batch, -1) if target is None else target.copy_(h)
+            fields.append(h)
+        return (torch.cat(fields, 1) if fields else self.like.new_zeros(batch, 0)) if out is None else out
+
+    @property
+    def like(self) -> Tensor:
+        """Of the network's type and on its device."""
+        bias: Tensor = self.net.b[0]
+        return bias
+
+    def buffer(self, name: str, k: int, like: Tensor) -> Tensor:
+        """A scratch tensor that lives as long as the sweep."""
+        if (name, k) not in self._buffers:
+            self._buffers[name, k] = like.new_empty(len(like), self.blocks[k].size)
+        return self._buffers[name, k]
+
+    def target(self, k: int, out: Tensor) -> Tensor:
+        return out[:, self.places[k]] if k in self.places else self.buffer("first", k, out)
+
+    # -- states -------------------------------------------------------------------------------------------------
+
+    def open(self, z: Tensor) -> dict[int, Tensor]:
+        """The blocks that z holds, by their number."""
+        return {k: z[:, place] for k, place in self.places.items()}
+
+    def start(self, s: Tensor | None = None, batch: int | None = None) -> Tensor:
+        """z⁰: the paper's s⁰ = 0, or that part of the given state."""
+        if s is not None:
+            return self.cut(s)
+        return self.like.new_zeros(self.batch if batch is None else batch, self.size)
+
+    @property
+    def batch(self) -> int:
+        return max(len(d) for d in self.drive.values() if d.ndim == 2)
+
+    def join(self, z: Tensor) -> Tensor:
+        """The state (batch, N) that z stands for."""
+        s = self.open(z)
+        if self.forgets:
+            s[0] = self.half(0, s)
+        return self.whole(s)
+
+    def cut(self, s: Tensor) -> Tensor:
+        """The part z of a state that the sweep iterates."""
+        layers = self.net.split(s)
+        return torch.cat([self.blocks[k].gather(layers, s) for k in self.kept], 1)
+
+    def whole(self, s: Mapping[int, Tensor]) -> Tensor:
+        """The state (batch, N) of these blocks."""
+        layers = {l: t for k, block in enumerate(self.blocks) for l, t in block.views(s[k]).items()}
+        return torch.cat([layers[l] for l in self.net.hidden], 1)
+
+    def every(self, s: Tensor) -> dict[int, Tensor]:
+        """All blocks of a state (batch, N)."""
+        layers = self.net.split(s)
+        return {k: block.gather(layers, s) for k, block in enumerate(self.blocks)}
+
+    def again(self, x: Tensor) -> Sweep:
+        """The same sweep for the inputs x, with the graph of autograd where that is on."""
+        part = copy(self)
+        part.drive, part._buffers = self.net.drive(x), {}
+        part.link(self.net.products())
+        return part
+
+    def restrict(self, keep: Tensor) -> Sweep:
+        """The sweep of the samples `keep` (indices) alone."""
+        part = copy(self)
+        part.drive = {l: d.index_select(0, keep) if d.ndim == 2 else d for l, d in self.drive.items()}
+        part.rules = [rule.restrict(keep) for rule in self.rules]
+        part._buffers = {}
+        return part
+
+    # -- derivatives --------------------------------------------------------------------------------------------
+
+    def slopes(self, k: int, own: Tensor, h: Tensor) -> Slopes:
+        """∂s'/∂s and ∂s'/∂h of block k's turn: those of its rule, A ← 1 − ω + ω A and C ← ω C."""
+        a, c = self.rules[k].slopes(own, h)
+        w = self.omega
+        if w == 1:
+            return a, c
+        one = own.new_full((1, 1), w)
+        return (1 - one if a is None else 1 - w * (1 - a)), (one if c is None else w * c)
+
+    @torch.no_grad()
+    def adjoint(self, s: Tensor, grad: Tensor) -> AdjointSweep:
+        """The sweep whose fixed point is the cotangent of the fixed point s (batch, N), for the gradient by it."""
+        states, g = self.every(s), self.every(grad)
+        rules = []
+        for k, own in states.items():
+            h = own
+            if not self.rules[k].plain:
+                r = {l: t for j in self.sources[k] for l, t in self.seen(j, states[j]).items()}
+                h = self.field(k, r, len(s))
+            rho = self.rules[k].rho
+            rules.append(Affine(rho, *self.slopes(k, own, h), rho.slope(own), g[k]))
+        last = len(rules) - 1
+        order = [*reversed(range(last)), last]
+        blocks = [self.blocks[k].members for k in order]
+        known = grad.device.type == "cpu"  # elsewhere a look would wait for the device
+        lit = {l for l, t in self.net.split(grad).items() if not known or bool(t.any())}
+        return AdjointSweep(self.net, blocks, [rules[k] for k in order], self.products, lit)
+
+    def seen(self, k: int, s: Tensor) -> Layers:
+        """The activations of block k."""
+        return self.blocks[k].views(self.rules[k].emit(s))
+
+    @torch.no_grad()
+    def along(self, z: Tensor, steps: int, grad: Tensor) -> list[Turn]:
+        """The derivative along so many sweeps from z, for the gradient `grad` by the state after them.
+
+        Turn by turn, each with slopes of its own: the chain rule, without autograd. At a fixed point the sum is that
+        of `adjoint(…).neumann(steps)`.
+        """
+        turns, s = [], self.open(z)
+        for k in [*range(len(self.blocks))] * steps + [0] * self.forgets:
+            own = s.get(k, z)
+            states = {j: s[j] for j in self.sources[k]}
+            r = {l: t for j, state in states.items() for l, t in self.seen(j, state).items()}
+            h = self.field(k, r, len(z))
+            new = self.rules[k].settle(own, h)
+            slopes = self.slopes(k, own, h)
+            turns.append((k, states, r, slopes))
+            s = {**s, k: new if self.omega == 1 else torch.lerp(own, new, self.omega)}
+        back, found = self.every(grad), []
+        for k, states, r, (a, c) in reversed(turns):
+            mu = back[k] if c is None else c * back[k]
+            views = self.blocks[k].views(mu)
+            found.append(Turn(r, views))
+            back[k] = torch.zeros_like(mu) if a is None else a * back[k]
+            for j, state in states.items():
+                h = self.transposed(j, views, len(z))
+                back[j] = back[j] + self.rules[j].rho.times(self.rules[j].rho.slope(state), h)
+        return found
+
+    def transposed(self, k: int, mu: Layers, batch: int) -> Tensor:
+        """W μ in block k: what the fields of other blocks do to it, W being symmetric."""
+        bare = copy(self)
+        bare.drive = {}
+        return bare.field(k, mu, batch)
+
+
+class AdjointSweep(Sweep):
+    """λ ↦ g + A λ + D W C λ, block by block in reverse; the block that was updated last comes last again.
+
+    `lit` are the layers in which the gradient is not 0, as a rule the output. Each turn carries it on by one layer,
+    and products with layers that it has not reached are left out.
+    """
+
+    def __init__(
+        self,
+        net: Network,
+        blocks: Sequence[Sequence[int]],
+        rules: Sequence[Affine],
+        products: Mapping[tuple[int, int], tuple[Product, Product]],
+        lit: Set[int],
+    ) -> None:
+        super().__init__(net, {}, blocks, rules, products=products)
+        self.lit, self.g = lit, [rule.g for rule in rules]
+
+    @torch.no_grad()
+    def __call__(self, z: Tensor, out: Tensor | None = None) -> Tensor:
+        return super().__call__(z, out)
+
+    @property
+    def batch(self) -> int:
+        return len(self.g[0])
+
+    def begin(self) -> tuple[dict[int, Tensor], Set[int]]:
+        """λ before the first term, and where it is not 0: g in the last block, with what a forgotten one adds to it."""
+        last = len(self.blocks) - 1
+        s = {k: torch.zeros_like(g) for k, g in enumerate(self.g)}
+        s[last] = self.g[last]
+        lit: Set[int] = {l for l in self.lit if l in self.blocks[last].members}
+        if self.forgets and self.lit - lit:
+            s[0] = self.g[0]
+            s[last] = self.half(last, s, lit=self.lit)
+            lit = self.grow(self.lit, last)
+        return s, lit
+
+    def grow(self, lit: Set[int], k: int) -> Set[int]:
+        """The layers that are lit after block k's turn."""
+        members, memory = self.blocks[k].members, self.rules[k].memory
+        reached = {l for l in members if l in self.lit or any(j in lit for j, _ in self.incoming[l])}
+        return reached | {l for l in lit if memory or l not in members}
+
+    @torch.no_grad()
+    def neumann(self, terms: int) -> Tensor:
+        """The cotangent of so many terms of the series: what autograd through as many sweeps gives at a fixed point."""
+        s, lit = self.begin()
+        turns = [*range(len(self.blocks))]
+        for k in turns * (terms - 1) + turns[:-1]:
+            s[k] = self.half(k, s, torch.empty_like(s[k]), lit)
+            lit = self.grow(lit, k)
+        return self.cotangent_of(s)
+
+    @property
+    def first(self) -> Tensor:
+        """Where an iteration to the fixed point starts."""
+        s, _ = self.begin()
+        return torch.cat([s[k] for k in self.kept], 1)
+
+    @torch.no_grad()
+    def cotangent(self, z: Tensor) -> Tensor:
+        """The gradient by the field of every neuron, (batch, N), given the fixed point."""
+        s = self.open(z)
+        if self.forgets:
+            s[0] = self.half(0, s)
+        return self.cotangent_of(s)
+
+    def cotangent_of(self, s: Mapping[int, Tensor]) -> Tensor:
+        return self.whole({k: self.rules[k].emit(t) for k, t in s.items()})

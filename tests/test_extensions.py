@@ -1,0 +1,190 @@
+"""What one adds to the structure: each in a few lines, touching nothing else, its gradient checked by differences."""
+
+import pytest
+import torch
+
+import hoplib as hop
+
+DOUBLE = {"dtype": torch.float64, "device": "cpu"}
+
+
+def weights(*shape, seed=0):
+    return 0.3 * torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+class Softplus(hop.Activation):
+    """A new activation: ρ = log(1 + eˢ)."""
+
+    name = "softplus"
+
+    def rho(self, s, out=None):
+        found = torch.nn.functional.softplus(s)
+        return found if out is None else out.copy_(found)
+
+    def drho(self, s):
+        return torch.sigmoid(s)
+
+
+class Logistic(hop.Activation):
+    """ρ = σ(s): the mean activity of a binary neuron in the field s."""
+
+    name = "logistic"
+
+    def rho(self, s, out=None):
+        return torch.sigmoid(s, out=out)
+
+    def drho(self, s):
+        return torch.sigmoid(s) * torch.sigmoid(-s)
+
+    def lagrangian(self, s):
+        return torch.nn.functional.softplus(s)
+
+
+class Softmax(hop.Activation):
+    """ρ = softmax(s) over the layer, whose Lagrangian is log Σ eˢ: a modern Hopfield network's hidden layer."""
+
+    name = "softmax"
+    elementwise = False
+
+    def rho(self, s, out=None):
+        found = torch.softmax(s, 1)
+        return found if out is None else out.copy_(found)
+
+    def slope(self, s):
+        return self.rho(s)
+
+    def times(self, D, v):
+        return D * (v - (D * v).sum(1, keepdim=True))
+
+    def lagrangian(self, s):
+        return torch.logsumexp(s, 1, keepdim=True).expand_as(s) / s.shape[1]
+
+
+class ExactCHN(hop.CHN):
+    """The CHN through ς⁻¹."""
+
+    def rule(self, rho, sole):
+        return hop.ExactRule(rho)
+
+
+def skip():
+    sizes = [5, 4, 3, 4, 2]
+    ends = [(0, 1), (1, 2), (2, 3), (3, 4), (1, 4), (0, 3)]
+    return hop.HAM(sizes, links={(a, b): hop.Dense(weights(sizes[b], sizes[a], seed=a + b)) for a, b in ends}, **DOUBLE)
+
+
+def convolution():
+    links = {
+        (0, 1): hop.Conv(weights(2, 1, 3, 3), (6, 6), stride=2, padding=1),
+        (1, 2): hop.Conv(weights(3, 2, 2, 2), (3, 3)),
+        (2, 3): hop.Dense(weights(4, 12)),
+    }
+    return hop.HAM([36, 18, 12, 4], links=links, **DOUBLE)
+
+
+def modern():
+    links = {(0, 1): hop.Dense(weights(6, 5)), (1, 2): hop.Dense(weights(3, 6))}
+    return hop.HAM([5, 6, 3], rho=["tanh", Softmax(), "tanh"], links=links, **DOUBLE)
+
+
+NETWORKS = {
+    "activation": lambda: hop.HAM([5, 4, 3], rho=Softplus(), **DOUBLE),
+    "skip link": skip,
+    "convolution": convolution,
+    "modern Hopfield": modern,
+    "exact CHN": lambda: ExactCHN([5, 4, 3], **DOUBLE),
+    "Boltzmann": lambda: hop.HAM([5, 4, 3], rho=Logistic(), **DOUBLE),
+}
+
+
+@pytest.fixture(params=NETWORKS)
+def problem(request):
+    net = NETWORKS[request.param]()
+    with torch.no_grad():
+        for w in net.W:
+            w.mul_(0.5)
+    return net, torch.rand(3, net.layers[0], generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+
+
+@pytest.mark.parametrize("backward", [hop.Adjoint(), hop.Adjoint(steps=150), hop.RecurrentBackprop(150)], ids=repr)
+@pytest.mark.parametrize(("even_odd", "omega"), [(False, None), (True, None), (True, 1.2)])
+def test_the_gradient_is_that_of_finite_differences(problem, even_odd, omega, backward):
+    net, x = problem
+    x.requires_grad_()
+    leaves = [x, *net.parameters()]
+    options = {"even_odd": even_odd, "tol": 1e-14, "max_iter": 3000}
+
+    def value(backward=None):
+        return hop.solve(net, x, hop.Picard(omega), backward=backward, **options).state.square().sum()
+
+    gradients = torch.autograd.grad(value(backward), leaves)
+    along = [torch.randn(p.shape, generator=torch.Generator().manual_seed(2), dtype=p.dtype) for p in leaves]
+    slope = sum(float((g * v).sum()) for g, v in zip(gradients, along, strict=True))
+    sides = []
+    with torch.no_grad():
+        for step in (1e-5, -2e-5):
+            for p, v in zip(leaves, along, strict=True):
+                p.add_(v, alpha=step)
+            sides.append(float(value()))
+    assert slope == pytest.approx((sides[0] - sides[1]) / 2e-5, rel=1e-5, abs=1e-8)
+
+
+def test_no_turn_raises_the_energy(problem):
+    net, x = problem
+    if net.rho.name == "softplus":
+        pytest.skip("it has no Lagrangian here")
+    f = hop.EvenOdd(net, x)
+    blocks = f.every(torch.randn(3, net.N, generator=torch.Generator().manual_seed(3), dtype=torch.float64))
+    before = net.energy(f.whole(blocks), x)
+    for k in (0, 1) * 5:
+        blocks[k] = f.half(k, blocks)
+        after = net.energy(f.whole(blocks), x)
+        assert (after <= before + 1e-12).all()
+        before = after
+
+
+def test_the_energy_of_a_boltzmann_machine_is_its_free_energy():
+    """In mean field: −½ mᵀWm − bᵀm − mᵀUρ(x) less the entropy of independent neurons with the means m = σ(s)."""
+    net = NETWORKS["Boltzmann"]()
+    s, x = weights(3, net.N, seed=4), weights(3, 5, seed=5)
+    d, m = hop.dense(net), torch.sigmoid(s)
+    entropy = -(m * m.log() + (1 - m) * (1 - m).log()).sum(1)
+    free = -(m @ d.W * m).sum(1) / 2 - m @ d.b - (m * (torch.sigmoid(x) @ d.U.T)).sum(1) - entropy
+    torch.testing.assert_close(net.energy(s, x), free)
+
+
+def test_an_odd_cycle_is_named():
+    links = {ends: hop.Dense(weights(3, 3)) for ends in ((0, 1), (1, 2), (2, 3), (1, 3))}
+    net = hop.HAM([3, 3, 3, 3], links=links, **DOUBLE)
+    x = torch.rand(2, 3, dtype=torch.float64)
+    assert hop.solve(net, x, tol=1e-10, max_iter=500).converged.all()
+    with pytest.raises(ValueError, match="the layers 1–2–3–1 are linked in an odd cycle"):
+        hop.solve(net, x, even_odd=True)
+
+
+def test_blocks_of_ones_own_share_the_fixed_points():
+    """A block for each layer, in any order: the asynchronous update of Remark 1."""
+    net = NETWORKS["skip link"]()
+    x = torch.rand(2, 5, dtype=torch.float64)
+    s = hop.solve(net, x, tol=1e-14, max_iter=3000).state
+    for order in ([1, 2, 3, 4], [4, 2, 1, 3]):
+        f = net.sweep(x, [[l] for l in order])
+        with torch.no_grad():
+            z = hop.iterate(f, f.start(), hop.Picard(), max_iter=3000, tol=1e-14).state
+        torch.testing.assert_close(f.join(z), s, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: hop.HAM([3, 2], links={(1, 0): hop.Dense(weights(2, 3))}), "a link joins layers a < b of 0…1"),
+        (
+            lambda: hop.HAM([3, 2], links={(0, 1): hop.Dense(weights(3, 2))}),
+            "couples .2, 3. neurons, but the layers have 3, 2",
+        ),
+        (lambda: hop.HAM([3, 2], rho=["tanh"]), "one activation, or 2"),
+    ],
+)
+def test_wrong_graphs_are_named(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
