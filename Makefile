@@ -33,11 +33,11 @@ test: lint  ## everything that can fail, in a few minutes
 		--cov=hoplib --cov-report=term-missing:skip-covered --cov-fail-under=95
 
 paper: setup  ## execute all notebooks in order, draw the table and figures; all in build/
-	$(BIN)/python -m hoplib.paper
-	$(BIN)/python -m hoplib.results --output build
+	$(BIN)/python -m hoplib.experiment.notebooks
+	$(BIN)/python -m hoplib.experiment.results --output build
 
 results: setup  ## the table and the figures of the records, in results/ and the README
-	$(BIN)/python -m hoplib.results
+	$(BIN)/python -m hoplib.experiment.results
 
 # What is asked of the table: ROWS="3-HAM 5-*" SEEDS="0 1" DATA=emnist; all by default. OUTPUT is the folder of the
 # results. SIZES="epochs=2 layers='784 16 10' tol=0" makes other runs of the rows. FLAGS go to snakemake.
@@ -51,7 +51,7 @@ table: setup  ## train what the table lacks; stop with Ctrl-C, go on with the sa
 	@"$(BIN)/snakemake" --cores all $(FLAGS) --config rows="$$ROWS" seeds="$$SEEDS" data="$$DATA" $(SIZES)
 
 status: setup  ## what of the table is done, running, missing, failed
-	@"$(BIN)/python" -m hoplib.batch status --rows="$$ROWS" --seeds="$$SEEDS" --data="$$DATA" \
+	@"$(BIN)/python" -m hoplib.experiment.batch status --rows="$$ROWS" --seeds="$$SEEDS" --data="$$DATA" \
 		--output="$$OUTPUT" $(SIZES)
 
 bench: setup  ## a solve against plain matrix products, a training step against the straightforward formulation

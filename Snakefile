@@ -1,4 +1,4 @@
-"""Train what the table lacks: `make table`, or snakemake with --config rows=… seeds=… (names as in hoplib.table).
+"""Train what the table lacks: `make table`, or snakemake with --config rows=… seeds=… (names as in hoplib.experiment.rows).
 
 What is missing is decided by the records themselves (their configuration and version of the numerics), not by file
 times: a fresh clone, a re-executed notebook or a changed plot trains nothing; a changed row or numerics does.
@@ -12,7 +12,7 @@ import shlex
 import sys
 
 import torch
-from hoplib.batch import Plan
+from hoplib.experiment.batch import Plan
 from snakemake.exceptions import WorkflowError
 
 try:
@@ -37,7 +37,7 @@ def job_of(wildcards):
 def command(wildcards):
     """A command line for the shell, with everything quoted."""
     job = job_of(wildcards)
-    words = [sys.executable, "-m", "hoplib.batch", "run", job.training, str(job.seed), *plan.arguments()]
+    words = [sys.executable, "-m", "hoplib.experiment.batch", "run", job.training, str(job.seed), *plan.arguments()]
     return shlex.join(words)
 
 

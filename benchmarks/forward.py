@@ -19,7 +19,7 @@ import torch
 
 import hoplib as hop
 from hoplib.links import NARROW
-from hoplib.table import LAYERS
+from hoplib.paper import LAYERS
 
 ITERATIONS = 20
 

@@ -2,12 +2,13 @@
 
     python benchmarks/training.py [--rows 5-* …] [--epochs 1 5 10] [--weights PATH] [--seconds 0.5] [--json PATH]
 
-For each training of the table: `hoplib.train.Training.step` and the straightforward step below, which follows the
-paper's equations literally (dense W with its zeros, the fixed number of iterations for the whole batch,
-backpropagation through unrolled steps, Madam by its formula). First both must give the same loss, gradients and new
-weights in float64 on a small network of the same kind, or the benchmark stops. Then they alternate, on the same
-batches, at the same weights, to which the network is put back each time. After that the fast step alternates with all
-matrix products that it makes, shape by shape, and nothing else: the share of their speed is the last column but one.
+For each training of the table: `Training.step` of hoplib.experiment.train and the straightforward step of
+hoplib.oracle, which follows the paper's equations literally (dense W with its zeros, the fixed number of iterations for
+the whole batch, backpropagation through unrolled steps, Madam by its formula). First both must give the same loss,
+gradients and new weights in float64 on a small network of the same kind, or the benchmark stops. Then they alternate,
+on the same batches, at the same weights, to which the network is put back each time. After that the fast step
+alternates with all matrix products that it makes, shape by shape, and nothing else: the share of their speed is the
+last column but one.
 
 The weights are those of seed 0 after so many epochs, where a training has left them (`make table`; of a HAM by any
 solver: nearly all equilibria are the same), else those after a few steps of training. Only the fast route's cost
@@ -37,11 +38,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tqdm import tqdm
 
 import hoplib as hop
-from hoplib.measure import readout
-from hoplib.records import load_network
-from hoplib.results import ROOT, load, per_run
-from hoplib.table import LAYERS, ROWS, SOLVERS, TRAININGS, Config, Row, get_row, select
-from hoplib.train import Training, can_compile, versions
+from hoplib import paper
+from hoplib.experiment.config import Config
+from hoplib.experiment.files import load_network
+from hoplib.experiment.measure import readout
+from hoplib.experiment.results import ROOT, load, per_run
+from hoplib.experiment.rows import ROWS, SOLVERS, TRAININGS, Row, get_row, select
+from hoplib.experiment.run import can_compile, versions
+from hoplib.experiment.train import Training
+from hoplib.oracle import Straightforward
+from hoplib.paper import LAYERS
 
 TOLERANCE = 5e-6  # the largest relative difference of the two routes, in float64; one backward step more makes 2e-5
 SMALL = {3: (784, 24, 10), 5: (784, 24, 18, 14, 10), 7: (784, 24, 20, 16, 14, 12, 10)}
@@ -52,149 +58,19 @@ DEPTHS = {f"{d} layers": (784, *[256] * (d - 2), 10) for d in (3, 5, 7, 9)}
 BATCHES = (16, 64, 256)
 
 
-# -- the straightforward formulation ----------------------------------------------------------------------------
-
-
-def block(net: hop.Network, l: int, j: int) -> Tensor:
-    """The weights to layer l from layer j: W_{l−1}, W_lᵀ, or 0 where the layers are no neighbours."""
-    if abs(l - j) != 1:
-        return net.b[0].new_zeros(net.layers[l], net.layers[j])
-    return net.W[j] if j < l else net.W[l].T
-
-
-def matrix(net: hop.Network, rows: Sequence[int], columns: Sequence[int]) -> Tensor:
-    """The blocks between two sets of layers as one dense matrix, differentiable by the W_i."""
-    return torch.cat([torch.cat([block(net, l, j) for j in columns], 1) for l in rows])
-
-
-def bias(net: hop.Network, layers: Sequence[int]) -> Tensor:
-    return torch.cat([net.b[l - 1] for l in layers])
-
-
-def synchronous(net: hop.Network, x: Tensor) -> Callable[[Tensor], Tensor]:
-    """s ↦ f(s, x), Eq. (5) with damping ½ or Eq. (6)."""
-    rho, drho, chn = net.rho.rho, net.rho.drho, isinstance(net, hop.CHN)
-    W, U, b = matrix(net, net.hidden, net.hidden), matrix(net, net.hidden, [0]), bias(net, net.hidden)
-    drive = rho(x) @ U.T + b
-
-    def f(s: Tensor) -> Tensor:
-        h = rho(s) @ W + drive
-        return 0.5 * s + 0.5 * drho(s) * h if chn else h
-
-    return f
-
-
-def even_odd(net: hop.Network, x: Tensor) -> Callable[[Tensor], Tensor]:
-    """s_even ↦ s_even of Eq. (9) for a HAM; [s_even; s_odd] ↦ … with 10 + 10 damped local steps for a CHN."""
-    rho, drho = net.rho.rho, net.rho.drho
-    W_P, U_odd = matrix(net, net.even, net.odd), matrix(net, net.odd, [0])
-    b_even, drive_odd = bias(net, net.even), rho(x) @ U_odd.T + bias(net, net.odd)
-
-    def settle(s: Tensor, h: Tensor) -> Tensor:
-        for _ in range(10):
-            s = 0.5 * s + 0.5 * drho(s) * h
-        return s
-
-    def ham(s_even: Tensor) -> Tensor:
-        s_odd = rho(s_even) @ W_P + drive_odd
-        return rho(s_odd) @ W_P.T + b_even
-
-    def chn(s: Tensor) -> Tensor:
-        s_even, s_odd = s.split(list(W_P.shape), 1)
-        s_odd = settle(s_odd, rho(s_even) @ W_P + drive_odd)
-        s_even = settle(s_even, rho(s_odd) @ W_P.T + b_even)
-        return torch.cat([s_even, s_odd], 1)
-
-    return chn if isinstance(net, hop.CHN) else ham
-
-
-def picard(f: Callable[[Tensor], Tensor], s: Tensor, iterations: int) -> Tensor:
-    for _ in range(iterations):
-        s = f(s)
-    return s
-
-
-def anderson(f: Callable[[Tensor], Tensor], x: Tensor, iterations: int, m: int = 4) -> Tensor:
-    """Σ αⱼ g_j with (FᵀF + 1e-10·I) α ∝ 1, a small system for each sample; g itself where that is no improvement."""
-    X, G = (x.new_zeros(len(x), m, x.shape[1]) for _ in range(2))
-    g = x
-    for k in range(iterations):
-        g, n = f(x), min(k + 1, m)
-        X[:, k % m], G[:, k % m] = x, g
-        if k < 1:
-            x = g
-            continue
-        F = G[:, :n] - X[:, :n]
-        gram = torch.bmm(F, F.mT) + 1e-10 * torch.eye(n, dtype=x.dtype, device=x.device)
-        alpha = torch.linalg.solve_ex(gram, x.new_ones(len(x), n))[0]
-        mixed = torch.einsum("bj,bjn->bn", alpha / alpha.sum(1, keepdim=True), G[:, :n])
-        better = (g - mixed).norm(dim=1) / mixed.norm(dim=1) < (g - x).norm(dim=1) / x.norm(dim=1)  # false for NaN
-        x = torch.where(better[:, None], mixed, g)
-    return g
-
-
-def equilibrium(
-    net: hop.Network, row: Row, x: Tensor, iterations: int | None = None
-) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
-    """s* after so many iterations (None: the paper's number), for all samples alike, and the map."""
-    f = (even_odd if row.even_odd else synchronous)(net, x)
-    size = sum(net.layers[l] for l in net.even) if row.even_odd and isinstance(net, hop.HAM) else net.N
-    solver = anderson if row.solver == "anderson" else picard
-    with torch.no_grad():
-        return solver(f, x.new_zeros(len(x), size), iterations or net.max_iter(row.even_odd)), f
-
-
-def output(net: hop.Network, row: Row, s: Tensor) -> Tensor:
-    """ŷ: the last ten entries of the state, but of s_even in [s_even; s_odd] (unless 'as published')."""
-    first = row.even_odd and isinstance(net, hop.CHN) and row.readout == "output"
-    end = sum(net.layers[l] for l in net.even) if first else s.shape[1]
-    return s[:, end - 10 : end]
-
-
-def madam(p: Tensor, g: Tensor, v: Tensor, t: int, lr: float, bound: float) -> tuple[Tensor, Tensor]:
-    """The new weights and the new mean square of the gradients."""
-    v = 0.999 * v + 0.001 * g**2
-    ghat = (g / (v / (1 - 0.999**t)).sqrt()).nan_to_num(nan=0.0).clamp(-3, 3)
-    return (p * torch.exp(-lr * ghat * p.sign())).clamp(-bound, bound), v
-
-
-@dataclass
-class Straightforward:
-    """The same step from the paper's equations; it leaves its network as it is and returns the new weights."""
-
-    net: hop.Network
-    row: Row
-    optimizer: list[dict[str, Any]]  # of each parameter: v, the number t of steps before, and the bound
-    lr: float
-
-    def gradients(self, x: Tensor, y: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """The loss, and its gradients through the paper's number of steps from s*."""
-        s, f = equilibrium(self.net, self.row, x)
-        error = output(self.net, self.row, s) - y  # at s*; the steps that follow give the derivative only
-        s = picard(f, s, self.net.backward_steps(self.row.even_odd))
-        self.net.zero_grad()
-        output(self.net, self.row, s).backward(error / len(y))
-        return error.square().sum() / (2 * len(y)), [p.grad for p in self.net.parameters() if p.grad is not None]
-
-    def step(self, x: Tensor, y: Tensor) -> tuple[Tensor, list[Tensor], list[Tensor]]:
-        """Loss, gradients and new weights."""
-        value, gradients = self.gradients(x, y)
-        weights = []
-        with torch.no_grad():
-            for p, g, o in zip(self.net.parameters(), gradients, self.optimizer, strict=True):
-                weights.append(madam(p, g, o["v"], o["t"] + 1, self.lr, o["bound"])[0])
-        return value, gradients, weights
+# -- do both routes compute the same? ---------------------------------------------------------------------------
 
 
 def straightforward(training: Training) -> Straightforward:
-    """The straightforward route from the same weights and the same state of the optimizer."""
-    optimizer = [dict(deepcopy(training.optimizer.state[p])) for p in training.net.parameters()]
-    return Straightforward(
-        deepcopy(training.net), training.config.row, optimizer, training.optimizer.param_groups[0]["lr"]
-    )
+    """The straightforward route from the same weights."""
+    row = training.config.row
+    return Straightforward(deepcopy(training.net), row.even_odd, row.solver == "anderson", row.readout)
 
 
-# -- do both routes compute the same? ---------------------------------------------------------------------------
+def optimizer_of(training: Training) -> tuple[list[dict[str, Any]], float]:
+    """What Madam remembers of each parameter, and the learning rate."""
+    memory = [dict(deepcopy(training.optimizer.state[p])) for p in training.net.parameters()]
+    return memory, training.optimizer.param_groups[0]["lr"]
 
 
 def difference(a: Sequence[Tensor], b: Sequence[Tensor]) -> float:
@@ -219,9 +95,9 @@ def check(row: Row) -> float:
         memory["t"], memory["v"] = 100, torch.full_like(memory["v"], 1e-7)
     x = torch.rand(8, 784, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     y = torch.eye(10, dtype=torch.float64)[:8]
-    first = [difference(*first_iterations(net, row, x, n)) for n in (1, 4, 7)]
+    first = [difference(*first_iterations(training, x, n)) for n in (1, 4, 7)]
     before = [p.detach().clone() for p in net.parameters()]
-    value, gradients, weights = straightforward(training).step(x, y)
+    value, gradients, weights = straightforward(training).step(x, y, *optimizer_of(training))
     loss = training.step(x, y)[2]
     fast = [loss, *(p.grad for p in net.parameters() if p.grad is not None), *changes(before, net.parameters())]
     found = max(*first, difference(fast, [value, *gradients, *changes(before, weights)]))
@@ -235,10 +111,11 @@ def changes(before: Iterable[Tensor], after: Iterable[Tensor]) -> list[Tensor]:
     return [b.detach() - a for a, b in zip(before, after, strict=True)]
 
 
-def first_iterations(net: hop.Network, row: Row, x: Tensor, n: int) -> tuple[list[Tensor], list[Tensor]]:
+def first_iterations(training: Training, x: Tensor, n: int) -> tuple[list[Tensor], list[Tensor]]:
     """ŷ of both routes after n iterations, where a wrong solver has not yet converged to the same."""
+    net, row, slow = training.net, training.config.row, straightforward(training)
     sol = hop.solve(net, x, SOLVERS[row.solver], even_odd=row.even_odd, max_iter=n, early_stop=False)
-    return [readout(net, sol.state, row)], [output(net, row, equilibrium(net, row, x, n)[0])]
+    return [readout(net, sol.state, row)], [slow.output(slow.equilibrium(x, n)[0])]
 
 
 # -- a training step --------------------------------------------------------------------------------------------
@@ -299,7 +176,7 @@ def multiply_adds(log: Sequence[Product]) -> int:
 def backward_steps(net: hop.Network, row: Row) -> int:
     """Evaluations of the adjoint in the fast route: half for a synchronous HAM, whose output has an even-odd one."""
     halved = isinstance(net, hop.HAM) and not row.even_odd
-    return net.backward_steps(row.even_odd) // (2 if halved else 1)
+    return paper.backward_steps(net, row.even_odd) // (2 if halved else 1)
 
 
 def gradient(net: hop.Network) -> Tensor:
@@ -350,7 +227,9 @@ class Bench:
         """Medians of both routes and of the bare products, iterations and work of the fast one; and the network."""
         training, batches, found = self.trained(row, size)
         slow, state, evaluations = straightforward(training), deepcopy(training.state_dict()), []
+        memory = optimizer_of(training)
         batch, log, work, bare = next(batches), list[Product](), [], Products(training.device)
+        gradients = list[Tensor]()
 
         def fresh() -> None:
             nonlocal batch
@@ -360,9 +239,13 @@ class Bench:
         def fast() -> None:
             evaluations.append(training.step(*batch)[0].evaluations / size)
 
-        routes: dict[str, Callable[[], object]] = {"fast": fast, "straightforward": lambda: slow.step(*batch)}
+        def straight() -> None:
+            nonlocal gradients
+            gradients = slow.step(*batch, *memory)[1]
+
+        routes: dict[str, Callable[[], object]] = {"fast": fast, "straightforward": straight}
         t, net = medians(compare(routes, self.seconds, prepare=fresh)), slow.net
-        gradients_differ = difference([gradient(training.net)], [gradient(net)])
+        gradients_differ = difference([gradient(training.net)], [torch.cat([g.flatten() for g in gradients])])
 
         def fresh_and_recorded() -> None:
             nonlocal log
@@ -397,6 +280,7 @@ class Bench:
         x = iter(self.data.test.x[:images].split(size))
         batch, evaluations = self.data.test.x[:size], []
         labels: dict[str, list[Tensor]] = {"fast": [], "straightforward": []}
+        oracle = Straightforward(net, row.even_odd, row.solver == "anderson", row.readout)
 
         def prepare() -> None:
             nonlocal batch
@@ -408,7 +292,7 @@ class Bench:
             evaluations.append(sol.evaluations / len(batch))
 
         def slow() -> None:
-            labels["straightforward"].append(output(net, row, equilibrium(net, row, batch)[0]).argmax(1))
+            labels["straightforward"].append(oracle.output(oracle.equilibrium(batch)[0]).argmax(1))
 
         rounds = math.ceil(images / size)
         t = medians(compare({"fast": fast, "straightforward": slow}, 0, prepare=prepare, rounds=rounds))

@@ -15,7 +15,7 @@ from .madam import Madam, linear_decay, loss
 from .network import CHN, HAM, EvenOdd, Network, Synchronous, default_device
 from .oracle import dense
 from .rules import ChnRule, ExactRule, HamRule
-from .solvers import Anderson, Picard, Solution, Status, iterate, residual, trajectory
+from .solvers import Anderson, Picard, Solution, Solver, Status, Then, iterate, residual, trajectory
 from .sweep import Block, Sweep, Turn
 
 __version__ = "0.1.0"
@@ -43,11 +43,13 @@ __all__ = [
     "RecurrentBackprop",
     "ShiftedSigmoid",
     "Solution",
+    "Solver",
     "Split",
     "Status",
     "Sweep",
     "Synchronous",
     "Tanh",
+    "Then",
     "ThroughTime",
     "Turn",
     "default_device",

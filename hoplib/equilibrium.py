@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from . import paper
 from .network import EvenOdd, Network, Synchronous
-from .solvers import Picard, Solution, iterate
+from .solvers import Picard, Solution, Solver, Then, iterate
 from .sweep import Sweep, Turn
 
 
@@ -39,7 +40,7 @@ class Adjoint:
     """
 
     steps: int | None = None
-    solver: Picard = field(default_factory=Picard)
+    solver: Solver = field(default_factory=Picard)
     tol: float | None = None
     max_iter: int = 2000
 
@@ -80,7 +81,7 @@ class RecurrentBackprop:
         _check_tol(self.closed_form)
 
     def turns(self, f: Sweep, z_star: Tensor, state: Tensor, residual: Tensor, grad: Tensor) -> list[Turn]:
-        steps = f.net.backward_steps(len(f.blocks) > 1) if self.steps is None else self.steps
+        steps = paper.backward_steps(f.net, len(f.blocks) > 1) if self.steps is None else self.steps
         near = residual < self.closed_form
         if self.closed_form == 0 or not bool(near.any()):
             return f.along(z_star, steps, grad)
@@ -131,10 +132,10 @@ def _unroll(f: Sweep, x: Tensor, z: Tensor, steps: int) -> Tensor:
 def solve(
     net: Network,
     x: Tensor,
-    solver: Picard | None = None,
+    solver: Solver | Then | None = None,
     *,
     even_odd: bool = False,
-    tol: float = 1e-4,
+    tol: float = paper.TOL,
     max_iter: int | None = None,
     early_stop: bool = True,
     trace: bool = False,
@@ -143,7 +144,7 @@ def solve(
 ) -> Solution:
     """The equilibrium s* of the network on the inputs x (batch, n₀), from s⁰ = 0 or from `s0` (batch, N).
 
-    solver      Picard() or Anderson(m=4); its relaxation is part of the map.
+    solver      Picard(), Anderson(m=4) or Then(…, …); its relaxation is part of the map.
     even_odd    update even and odd layers in turn instead of all at once.
     tol         the relative residual that counts as convergence.
     max_iter    at most this many iterations; None: the paper's number for the depth.
@@ -152,29 +153,57 @@ def solve(
     backward    Adjoint(), RecurrentBackprop() or ThroughTime(): makes `state` differentiable by W, b and x.
     """
     solver = Picard() if solver is None else solver
-    if not isinstance(solver, Picard):
-        raise TypeError(f"solver must be Picard() or Anderson(), not {solver!r}")
-    if isinstance(backward, ThroughTime) and type(solver) is not Picard:
+    first = solver.first if isinstance(solver, Then) else solver
+    if not hasattr(first, "init"):
+        raise TypeError(f"solver must be Picard(), Anderson() or Then(…, …), not {solver!r}")
+    if isinstance(backward, ThroughTime) and not isinstance(solver, Picard):
         raise ValueError(f"ThroughTime unrolls Picard steps; it cannot follow {solver!r}. Use Adjoint() instead.")
-    max_iter = net.max_iter(even_odd) if max_iter is None else max_iter
+    if isinstance(solver, Then) and not early_stop:
+        raise ValueError("Then goes on from where its first solver has met its criterion: it needs early_stop=True")
+    max_iter = paper.max_iter(net, even_odd) if max_iter is None else max_iter
     _check_at_least("max_iter", max_iter, 1)
     _check_tol(tol)
     net.check_input(x)
     with torch.no_grad():
-        relaxation = net.relaxation(even_odd) if solver.relaxation is None else solver.relaxation
-        f = (EvenOdd if even_odd else Synchronous)(net, x, relaxation)
+        f = _sweep(net, x, first, even_odd)
         if s0 is not None:
             net.check_state(s0, len(x))
         z0 = f.start(s0)
-        sol = iterate(f, z0, solver, max_iter=max_iter, tol=tol, early_stop=early_stop, trace=trace)
-        z_star = sol.state
-        sol.state = f.join(z_star)
+        until = solver.at if isinstance(solver, Then) else tol
+        sol = iterate(f, z0, first, max_iter=max_iter, tol=until, early_stop=early_stop, trace=trace)
+        if isinstance(solver, Then):
+            f = _finish(f, sol, solver, even_odd, x, tol)
     sol.net = net
     if isinstance(backward, ThroughTime):
         sol.state = _unroll(f, x, z0, max_iter)
     elif backward is not None:
-        sol.state = attach(backward, f, x, z_star, sol.residual)
+        sol.state = attach(backward, f, x, sol.state, sol.residual)
+    else:
+        with torch.no_grad():
+            sol.state = f.join(sol.state)
     return sol
+
+
+def _sweep(net: Network, x: Tensor, solver: Solver, even_odd: bool, like: Sweep | None = None) -> Sweep:
+    """The map of these updates, with the solver's ω or the paper's."""
+    omega = paper.relaxation(net, even_odd) if solver.relaxation is None else solver.relaxation
+    return (EvenOdd if even_odd else Synchronous)(net, x, omega, like=like)
+
+
+def _finish(f: Sweep, sol: Solution, then: Then, even_odd: bool, x: Tensor, tol: float) -> Sweep:
+    """Go on from the samples of `sol` that have met the first criterion; the sweep that the state is now one of."""
+    own = even_odd if then.even_odd is None else then.even_odd
+    g, z = f, sol.state
+    if own != even_odd or then.second.relaxation is not None:
+        g = _sweep(f.net, x, then.second, own, like=f)
+        z = g.cut(f.join(z))
+    near = sol.converged.nonzero().flatten()
+    end = iterate(g.restrict(near), z[near], then.second, max_iter=then.steps, tol=tol)
+    good = end.residual < sol.residual[near]
+    z[near] = torch.where(good[:, None], end.state, z[near])
+    sol.residual[near] = torch.where(good, end.residual, sol.residual[near])
+    sol.state, sol.evaluations = z, sol.evaluations + end.evaluations
+    return g
 
 
 def _check_at_least(name: str, value: int | None, least: int) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from . import activations
+from . import activations, paper
 from .activations import Activation, PerLayer
 from .links import Dense, Link, Product
 from .rules import ChnRule, HamRule, Rule
@@ -193,19 +193,6 @@ class Network(nn.Module):
             total = total + t.mu[l] if t.rows is None else total.index_add_(0, t.rows, t.mu[l])
         return total
 
-    # -- the paper's settings (to be moved) -------------------------------------------------------------------------
-
-    damping = 1.0
-
-    def relaxation(self, even_odd: bool) -> float:
-        return 1.0 if even_odd else self.damping
-
-    def max_iter(self, even_odd: bool) -> int:
-        return round(40 * (len(self.layers) // 2) / self.relaxation(even_odd))
-
-    def backward_steps(self, even_odd: bool) -> int:
-        return self.max_iter(even_odd) // 5
-
     def multiply_adds(self) -> int:
         """Multiply-adds of one iteration, per sample: every link but the input's, once in each direction."""
         return 2 * sum(link.multiply_adds for a, _, link in self.graph() if a > 0)
@@ -251,9 +238,8 @@ class CHN(Network):
     into a 2-cycle where |ρ''(s) h| is large.
     """
 
-    damping = 0.5
-    local_iterations: int = 10
-    local_damping: float = 0.5
+    local_iterations: int = paper.LOCAL_STEPS
+    local_damping: float = paper.DAMPING
 
     def rule(self, rho: Activation, sole: bool) -> Rule:
         return ChnRule(rho) if sole else ChnRule(rho, self.local_iterations, self.local_damping)

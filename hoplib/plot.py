@@ -21,7 +21,7 @@ from matplotlib.patheffects import Normal, Stroke
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from .results import Run
+    from .experiment.results import Run
 
 EVEN, ODD = "#F08C00", "#6741D9"  # the paper's colours for even and odd layers
 COLOURS = {"synchronous": "#343A40", "even-odd": EVEN, "even-odd + Anderson": "#1098AD", "Anderson": "#2F9E44"}

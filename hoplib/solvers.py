@@ -8,13 +8,14 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
 
 from . import kernels
 from .network import Network
+from .paper import TOL
 
 
 class Status(IntEnum):
@@ -34,16 +35,19 @@ class FixedPointMap(Protocol):
     def restrict(self, keep: Tensor) -> FixedPointMap: ...
 
 
-class Memory:
+class Values:
     """The map values of the last iterations, G (depth, batch, n), a ring in which the map leaves the newest itself.
 
-    Picard's next iterate is the newest of them; the loop looks back on two more. On one thread of a CPU the passes over
-    memory are those of compiled loops, elsewhere of torch's operations: the same numbers to rounding.
+    On one thread of a CPU the passes over memory are those of compiled loops, elsewhere of torch's operations: the same
+    numbers to rounding.
     """
 
     def __init__(self, z: Tensor, depth: int = 3) -> None:
-        self.k, self.depth = -1, depth  # k: the iteration that the newest value is of
-        self.G = z.new_empty(depth, *z.shape)
+        self.k, self.depth = (
+            -1,
+            max(3, depth),
+        )  # k: the iteration that the newest value is of; the loop looks back on two
+        self.G = z.new_empty(self.depth, *z.shape)
         self.compiled = kernels.fit(z)
 
     def __getitem__(self, back: int) -> Tensor:
@@ -65,13 +69,32 @@ class Memory:
         ended = running & ((r >= tol) & (r < math.inf)).logical_not_()
         return r, ended, r.device.type != "cpu" or bool(ended.any())  # elsewhere a look would wait for the device
 
-    def next(self, x: Tensor) -> Tensor:
-        """The iterate after x, given the newest map value, which is that of x."""
-        return self[0]
-
     def restrict(self, keep: Tensor) -> None:
         """Forget all samples but `keep`."""
         self.G = self.G.index_select(1, keep)
+
+
+class Steps(Protocol):
+    """A solver at work on a batch: from an iterate and the map values so far to the next iterate.
+
+    `depth` is the number of map values that it looks back on.
+    """
+
+    @property
+    def depth(self) -> int: ...
+
+    def step(self, z: Tensor, values: Values) -> Tensor: ...
+
+    def restrict(self, keep: Tensor) -> None: ...
+
+
+class Solver(Protocol):
+    """A way to find a fixed point: `init` starts it on a batch. Its ω, None for the paper's, is part of the map."""
+
+    @property
+    def relaxation(self) -> float | None: ...
+
+    def init(self, z: Tensor) -> Steps: ...
 
 
 @dataclass(frozen=True)
@@ -79,22 +102,27 @@ class Picard:
     """Picard iteration, z ← (1 − ω) z + ω f(z), with the relaxation factor ω.
 
     ω < 1 is damping, that is forward Euler with step ω; in an even-odd sweep ω applies to each half-step and may
-    exceed 1 (over-relaxation). None takes the network's own: 0.5 for a synchronous CHN, else 1.
+    exceed 1 (over-relaxation). None takes the paper's: 0.5 for a synchronous CHN, else 1.
     """
 
     relaxation: float | None = None
+    depth: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
-        w = self.relaxation
-        if w is not None and not 0 < w < math.inf:
-            raise ValueError(f"relaxation must be positive (1: none, below 1: damping), not {w}")
+        _check_relaxation(self.relaxation)
 
-    def memory(self, z: Tensor) -> Memory:
-        return Memory(z)
+    def init(self, z: Tensor) -> Picard:
+        return self  # it remembers nothing
+
+    def step(self, z: Tensor, values: Values) -> Tensor:
+        return values[0]
+
+    def restrict(self, keep: Tensor) -> None:
+        pass
 
 
 @dataclass(frozen=True)
-class Anderson(Picard):
+class Anderson:
     """Anderson acceleration (Walker & Ni 2011): the next iterate is Σ αⱼ g_j over the last m map values.
 
     α minimises ‖F α‖ with Σα = 1, F the residuals f_j = g_j − z_j, by solving (FᵀF + μI) α = 1 and rescaling, for
@@ -105,6 +133,7 @@ class Anderson(Picard):
     Nothing here keeps the energy from rising.
     """
 
+    relaxation: float | None = None
     m: int = 4
     mu: float = 1e-10
     relative: bool = False
@@ -112,36 +141,36 @@ class Anderson(Picard):
     safeguard: bool = True
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        _check_relaxation(self.relaxation)
         if self.m < 1:
             raise ValueError(f"Anderson's window m must be at least 1, not {self.m}")
         if self.mu < 0:
             raise ValueError(f"Anderson's regularisation mu must not be negative, not {self.mu}")
 
-    def memory(self, z: Tensor) -> Memory:
-        return AndersonMemory(z, self)
+    def init(self, z: Tensor) -> AndersonSteps:
+        return AndersonSteps(z, self)
 
 
-class AndersonMemory(Memory):
-    """Also the last m residuals F of every sample, and the Gram matrix FᵀF, one row of it new a step."""
+class AndersonSteps:
+    """Anderson at work: the last m residuals F of every sample, and the Gram matrix FᵀF, one row of it new a step."""
 
     def __init__(self, z: Tensor, options: Anderson) -> None:
-        super().__init__(z, depth=max(3, options.m))
-        self.options, self.F = options, torch.empty_like(self.G)
+        self.options, self.depth = options, max(3, options.m)
+        self.F = z.new_empty(self.depth, *z.shape)
         self.gram = z.new_zeros(len(z), self.depth, self.depth)
         self.one = torch.eye(self.depth, dtype=z.dtype, device=z.device)
 
-    def next(self, x: Tensor) -> Tensor:
-        o, g, mix = self.options, self[0], self.k >= self.options.plain_steps
-        slot, used = self.k % self.depth, min(self.k + 1, o.m)
-        if self.compiled:
-            z = torch.empty_like(g) if mix else g
-            x_, G_, F_, gram_, z_ = (t.detach().numpy() for t in (x, self.G, self.F, self.gram, z))
-            kernels.anderson(x_, G_, F_, gram_, z_, slot, used, mix, float(o.mu), o.relative, o.safeguard)
-            return z
-        f = torch.sub(g, x, out=self.F[slot])
+    def step(self, z: Tensor, values: Values) -> Tensor:
+        o, g, mix = self.options, values[0], values.k >= self.options.plain_steps
+        slot, used = values.k % self.depth, min(values.k + 1, o.m)
+        if values.compiled:
+            new = torch.empty_like(g) if mix else g
+            z_, G_, F_, gram_, new_ = (t.detach().numpy() for t in (z, values.G, self.F, self.gram, new))
+            kernels.anderson(z_, G_, F_, gram_, new_, slot, used, mix, float(o.mu), o.relative, o.safeguard)
+            return new
+        f = torch.sub(g, z, out=self.F[slot])
         window = slice(used) if self.depth == o.m else [(slot - j) % self.depth for j in range(used)]  # where m < 3
-        F, G = self.F[window].transpose(0, 1), self.G[window].transpose(0, 1)
+        F, G = self.F[window].transpose(0, 1), values.G[window].transpose(0, 1)
         row = torch.bmm(f[:, None], F.mT).squeeze(1)  # ten times faster than F f
         self.gram[:, slot, window] = self.gram[:, window, slot] = row
         if not mix:
@@ -157,12 +186,35 @@ class AndersonMemory(Memory):
         mixed = torch.bmm(alpha[:, None].contiguous(), G).squeeze(1)  # alpha comes column by column
         if not o.safeguard:
             return mixed
-        taken = _norm(g - mixed) / _norm(mixed) < self.gram[:, slot, slot].sqrt() / _norm(x)
+        taken = _norm(g - mixed) / _norm(mixed) < self.gram[:, slot, slot].sqrt() / _norm(z)
         return torch.lerp(g, mixed, taken.to(g.dtype)[:, None])  # exact at 0 and 1, and faster than `where`
 
     def restrict(self, keep: Tensor) -> None:
-        super().restrict(keep)
         self.F, self.gram = self.F.index_select(1, keep), self.gram[keep]
+
+
+@dataclass(frozen=True)
+class Then:
+    """`first` until the residual of a sample is below `at`; from there `second`, which finds the digits down to tol.
+
+    The second takes at most `steps` iterations, and its answer counts where its residual is the smaller one. With
+    `even_odd` it has updates of its own: the two share their fixed points. Iterations and status are those of `first`.
+    """
+
+    first: Solver
+    second: Solver
+    at: float = TOL
+    steps: int = 20
+    even_odd: bool | None = None
+
+    @property
+    def relaxation(self) -> float | None:
+        return self.first.relaxation
+
+
+def _check_relaxation(w: float | None) -> None:
+    if w is not None and not 0 < w < math.inf:
+        raise ValueError(f"relaxation must be positive (1: none, below 1: damping), not {w}")
 
 
 @dataclass
@@ -217,22 +269,20 @@ def _assign(target: Tensor, where: Tensor, source: Tensor) -> None:
 
 
 @torch.no_grad()
-def trajectory(f: FixedPointMap, z: Tensor, solver: Picard | None = None, *, iterations: int) -> Tensor:
+def trajectory(f: FixedPointMap, z: Tensor, solver: Solver | None = None, *, iterations: int) -> Tensor:
     """The map values f¹, f², … (iterations, batch, size) by the plain loop: the oracle of `iterate`."""
-    memory, values = (solver or Picard()).memory(z), []
+    steps, found = (solver or Picard()).init(z), []
+    values = Values(z, steps.depth)
     for _ in range(iterations):
-        values.append(memory.evaluate(f, z).clone())
-        z = memory.next(z)
-    return torch.stack(values)
-
-
-_CYCLE = 1e-3  # in a cycle of length 2, two steps move the state this much less than one
+        found.append(values.evaluate(f, z).clone())
+        z = steps.step(z, values)
+    return torch.stack(found)
 
 
 def iterate(
     f: FixedPointMap,
     z: Tensor,
-    solver: Picard,
+    solver: Solver,
     *,
     max_iter: int,
     tol: float,
@@ -246,57 +296,92 @@ def iterate(
     depend on the company they were in). Without, all samples take max_iter iterations, and nothing in the loop
     waits for the device.
     """
-    batch = len(z)
-    total = {
-        "state": torch.empty_like(z),
-        "iterations": torch.full((batch,), max(max_iter - 1, 0), device=z.device),
-        "status": torch.full((batch,), Status.MAX_ITER, device=z.device),
-        "residual": z.new_full((batch,), math.nan),
-    }
-    part = {name: t.clone() for name, t in total.items()}  # of the samples still in the batch, whose numbers are `rows`
-    rows = torch.arange(batch, device=z.device)
-    residuals = z.new_full((max_iter - 1, batch), math.nan) if trace else None
-    memory, evaluations = solver.memory(z), 0
-    patience = 8 if z.is_cuda else 1  # how often to look at the device
+    steps = solver.init(z)
+    values, account = Values(z, steps.depth), Account(z, max_iter, tol, early_stop, trace)
+    for _ in range(max_iter):
+        values.evaluate(f, z)
+        keep = account.note(values)
+        if keep is not None:
+            if len(keep) == 0:
+                break
+            f, z = f.restrict(keep), z.index_select(0, keep)
+            values.restrict(keep)
+            steps.restrict(keep)
+        z = steps.step(z, values)
+    return account.close(values)
 
-    r = part["residual"]
-    running = torch.ones(batch, dtype=torch.bool, device=z.device)
-    for k in range(max_iter):
-        g = memory.evaluate(f, z)
-        evaluations += rows.shape[0]
-        if k > 0:
-            r, ended, some = memory.judge(running, tol)
-            if residuals is not None:
-                residuals[k - 1, rows] = torch.where(running, r, math.nan) if early_stop else r
-            if some:
-                hit = ended & (r < tol)
-                part["iterations"].masked_fill_(hit, k - 1)
-                part["status"].masked_fill_(ended, Status.NOT_FINITE).masked_fill_(hit, Status.CONVERGED)
-                running &= ~ended
-                if early_stop:
-                    _assign(part["state"], ended, g)
-                    part["residual"] = torch.where(ended, r, part["residual"])
-                if early_stop and k % patience == 0:
-                    keep = running.nonzero().flatten()
-                    if len(keep) <= 0.75 * len(rows):
-                        for name, piece in part.items():
-                            total[name][rows] = piece
-                        if len(keep) == 0:
-                            break
-                        rows, part = rows[keep], {name: piece.index_select(0, keep) for name, piece in part.items()}
-                        f, z, r, running = f.restrict(keep), z.index_select(0, keep), r[keep], running[keep]
-                        memory.restrict(keep)
-        z = memory.next(z)
-    else:
-        g = memory[0]
-        if early_stop:
-            _assign(part["state"], running, g)
-            part["residual"] = torch.where(running, r, part["residual"])
-        else:
-            part["state"], part["residual"] = g, r
-        if max_iter > 2:
-            cycling = running & (residual(g, memory[2]) < _CYCLE * part["residual"])
-            part["status"] = torch.where(cycling, Status.CYCLING, part["status"])
-        for name, piece in part.items():
-            total[name][rows] = piece
-    return Solution(**total, residuals=residuals, evaluations=evaluations, net=None)
+
+CYCLE = 1e-3  # in a cycle of length 2, two steps move the state this much less than one
+CROWD = 0.75  # a batch shrinks when no more than this share of it is still running
+
+
+class Account:
+    """How the samples fare: `part` of those still in the batch, whose numbers are `rows`, `total` of all."""
+
+    def __init__(self, z: Tensor, max_iter: int, tol: float, early_stop: bool, trace: bool) -> None:
+        batch, self.tol, self.early_stop, self.evaluations = len(z), tol, early_stop, 0
+        self.total = {
+            "state": torch.empty_like(z),
+            "iterations": torch.full((batch,), max(max_iter - 1, 0), device=z.device),
+            "status": torch.full((batch,), Status.MAX_ITER, device=z.device),
+            "residual": z.new_full((batch,), math.nan),
+        }
+        self.part = {name: t.clone() for name, t in self.total.items()}
+        self.rows = torch.arange(batch, device=z.device)
+        self.running = torch.ones(batch, dtype=torch.bool, device=z.device)
+        self.residual = self.part["residual"]
+        self.residuals = z.new_full((max_iter - 1, batch), math.nan) if trace else None
+        self.patience = 8 if z.is_cuda else 1  # how often to look at the device
+
+    def note(self, values: Values) -> Tensor | None:
+        """Judge the newest map values; the samples to go on with, where it pays to drop the others."""
+        self.evaluations += self.rows.shape[0]
+        if values.k == 0:
+            return None
+        r, ended, some = values.judge(self.running, self.tol)
+        self.residual = r
+        if self.residuals is not None:
+            self.residuals[values.k - 1, self.rows] = torch.where(self.running, r, math.nan) if self.early_stop else r
+        if not some:
+            return None
+        hit = ended & (r < self.tol)
+        self.part["iterations"].masked_fill_(hit, values.k - 1)
+        self.part["status"].masked_fill_(ended, Status.NOT_FINITE).masked_fill_(hit, Status.CONVERGED)
+        self.running &= ~ended
+        if not self.early_stop:
+            return None
+        self.settle(ended, values[0])
+        return self.shrink() if values.k % self.patience == 0 else None
+
+    def settle(self, which: Tensor, g: Tensor) -> None:
+        """The answers of these samples are their newest map values."""
+        _assign(self.part["state"], which, g)
+        self.part["residual"] = torch.where(which, self.residual, self.part["residual"])
+
+    def shrink(self) -> Tensor | None:
+        """Book the samples that have ended and go on without them, where they are many; those that stay."""
+        keep = self.running.nonzero().flatten()
+        if len(keep) > CROWD * len(self.rows):
+            return None
+        self.book()
+        self.rows, self.running, self.residual = self.rows[keep], self.running[keep], self.residual[keep]
+        self.part = {name: piece.index_select(0, keep) for name, piece in self.part.items()}
+        return keep
+
+    def book(self) -> None:
+        for name, piece in self.part.items():
+            self.total[name][self.rows] = piece
+
+    def close(self, values: Values) -> Solution:
+        """The solution, with what those that still run have come to."""
+        if len(self.rows):
+            g = values[0]
+            if self.early_stop:
+                self.settle(self.running, g)
+            else:
+                self.part["state"], self.part["residual"] = g, self.residual
+            if values.k > 1:
+                cycling = self.running & (residual(g, values[2]) < CYCLE * self.part["residual"])
+                self.part["status"] = torch.where(cycling, Status.CYCLING, self.part["status"])
+            self.book()
+        return Solution(**self.total, residuals=self.residuals, evaluations=self.evaluations, net=None)

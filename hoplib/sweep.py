@@ -123,12 +123,14 @@ class Sweep:
         new = rule.settle(own, h, out if self.omega == 1 or rule.memory else None)
         return new if self.omega == 1 else torch.lerp(own, new, self.omega, out=out)
 
-    def field(self, k: int, r: Mapping[int, Tensor], batch: int, out: Tensor | None = None) -> Tensor:
-        """h of block k: the drive, plus every link's product with the activations r."""
+    def field(
+        self, k: int, r: Mapping[int, Tensor], batch: int, out: Tensor | None = None, *, driven: bool = True
+    ) -> Tensor:
+        """h of block k: the drive (unless not `driven`), plus every link's product with the activations r."""
         views = None if out is None else self.blocks[k].views(out)
         fields: list[Tensor] = []
         for l in self.blocks[k].members:
-            h, target = self.drive.get(l), None if views is None else views[l]
+            h, target = self.drive.get(l) if driven else None, None if views is None else views[l]
             sources = [(j, product) for j, product in self.incoming[l] if j in r]
             for j, product in sources:
                 h = product(r[j], h, target)
@@ -271,9 +273,7 @@ class Sweep:
 
     def transposed(self, k: int, mu: Layers, batch: int) -> Tensor:
         """W μ in block k: what the fields of other blocks do to it, W being symmetric."""
-        bare = copy(self)
-        bare.drive = {}
-        return bare.field(k, mu, batch)
+        return self.field(k, mu, batch, driven=False)
 
 
 class AdjointSweep(Sweep):

@@ -2,9 +2,11 @@
 
 import numpy as np
 
-from hoplib.measure import BINS, CRITERIA, CROSS, RADII, WAYS
-from hoplib.records import record_path, write_record
-from hoplib.table import MODELS, ROWS, configure
+from hoplib import paper
+from hoplib.experiment.config import configure
+from hoplib.experiment.measure import BINS, CRITERIA, CROSS, RADII, WAYS
+from hoplib.experiment.records import record_path, write_record
+from hoplib.experiment.rows import MODELS, ROWS
 
 
 def synthetic(folder, rows=ROWS, seeds=range(5), **options):
@@ -20,8 +22,8 @@ def invent(name, config, epoch):
     g = np.random.default_rng(config.seed)
     row, images = config.row, config.test_images
     net = MODELS[row.model](row.layers, device="meta")
-    most, work, first_layer = net.max_iter(row.even_odd) - 1, net.multiply_adds(), row.layers[0] * row.layers[1]
-    limits = [net.max_iter(even_odd) for even_odd, _ in WAYS.values()]
+    most, work, first_layer = paper.max_iter(net, row.even_odd) - 1, net.multiply_adds(), row.layers[0] * row.layers[1]
+    limits = [paper.max_iter(net, even_odd) for even_odd, _ in WAYS.values()]
     mean = row.published.iterations if row.published else 10
     mean /= 2 if row.model == "CHN" and row.even_odd and row.readout == "output" else 1
     hardness = 3 * np.random.default_rng(99).normal(size=images) + g.normal(size=images)  # the image's own first

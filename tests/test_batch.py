@@ -13,9 +13,10 @@ import psutil
 import pytest
 from test_train import same, wait_for
 
-from hoplib import batch, paper, table, train
-from hoplib.batch import NOTEBOOK, Plan
-from hoplib.records import RunError, write
+from hoplib.experiment import batch, notebooks, rows
+from hoplib.experiment.batch import NOTEBOOK, Plan
+from hoplib.experiment.files import RunError, write
+from hoplib.experiment.run import run as train_to_record
 
 ROOT = Path(__file__).parent.parent
 TINY = {"layers": "784 16 10", "train_images": 640, "test_images": 100, "epochs": 1}
@@ -33,7 +34,7 @@ def records(plan):
 def undisturbed(plan):
     """The records of the same jobs, trained in this process."""
     for job in plan.jobs():
-        train.run(job.config, job.rows, plan.output / "runs", plan.output / "checkpoints", device="cpu")
+        train_to_record(job.config, job.rows, plan.output / "runs", plan.output / "checkpoints", device="cpu")
     return records(plan)
 
 
@@ -61,7 +62,7 @@ def said(process):
 
 
 def command(*arguments):
-    return subprocess.run([sys.executable, "-m", "hoplib.batch", *arguments], capture_output=True, text=True)
+    return subprocess.run([sys.executable, "-m", "hoplib.experiment.batch", *arguments], capture_output=True, text=True)
 
 
 class TestPlan:
@@ -90,7 +91,7 @@ class TestPlan:
 
     def test_its_parameters_are_the_notebooks(self):
         (job,) = Plan.parse({"rows": "3-HAM", "seeds": 0}).jobs()
-        paper.check_parameters(NOTEBOOK, Plan().parameters(job))
+        notebooks.check_parameters(NOTEBOOK, Plan().parameters(job))
 
     @pytest.mark.parametrize(
         ("options", "message"),
@@ -119,8 +120,8 @@ class TestPlan:
         assert other.why(other.jobs()[0]) == f"{NAME.replace('640', '704')}: missing", "it has a record of its own"
         shutil.copytree(path.parent, other.record(*other.jobs()[0].rows, 0).parent)
         assert other.why(other.jobs()[0]) == f"{NAME.replace('640', '704')}: changed: train_images"
-        stored = table.NUMERICS
-        monkeypatch.setattr(table, "NUMERICS", 99)
+        stored = rows.NUMERICS
+        monkeypatch.setattr(rows, "NUMERICS", 99)
         assert plan.why(job) == f"{NAME}: numerics {stored}, now 99"
 
     def test_the_snakefile_trains_nothing_that_is_there(self, tmp_path):
@@ -253,8 +254,8 @@ class TestRunner:
         assert "Traceback" not in result.stderr
 
     def test_the_notebook_refuses_what_contradicts_its_row(self, tmp_path):
-        with pytest.raises(paper.NotebookError, match="model='CHN' contradicts the row '3-HAM-EO'"):
-            paper.run(NOTEBOOK, tmp_path / "out.ipynb", {"row": "3-HAM-EO", "model": "CHN"})
+        with pytest.raises(notebooks.NotebookError, match="model='CHN' contradicts the row '3-HAM-EO'"):
+            notebooks.run(NOTEBOOK, tmp_path / "out.ipynb", {"row": "3-HAM-EO", "model": "CHN"})
 
     @pytest.mark.parametrize(
         ("parameters", "message"),
@@ -266,8 +267,8 @@ class TestRunner:
         ],
     )
     def test_parameters_are_checked_before_anything_starts(self, parameters, message, tmp_path):
-        with pytest.raises(paper.ParameterError, match=message):
-            paper.run(NOTEBOOK, tmp_path / "out.ipynb", parameters)
+        with pytest.raises(notebooks.ParameterError, match=message):
+            notebooks.run(NOTEBOOK, tmp_path / "out.ipynb", parameters)
         assert not (tmp_path / "out.ipynb").exists()
 
     def test_an_error_in_the_notebook_is_its_traceback(self, tmp_path):
@@ -281,7 +282,7 @@ class TestRunner:
 
     def test_an_executed_notebook_proves_nothing(self, tmp_path, monkeypatch):
         plan = tiny_plan(tmp_path)
-        monkeypatch.setattr(paper, "run", lambda *_: None)
+        monkeypatch.setattr(notebooks, "run", lambda *_: None)
         with pytest.raises(RunError, match=rf"the record does not count \({NAME}: missing\)"):
             batch.run_job(plan, plan.jobs()[0])
 
@@ -309,8 +310,8 @@ def test_a_batch_whose_parts_are_killed_is_completed_by_one_more_command(tmp_pat
     try:
         wait_for(lambda: started() >= 1 and descendants(process, "ipykernel"), process)
         descendants(process, "ipykernel")[0].kill()
-        wait_for(lambda: started() >= 3 and descendants(process, "hoplib.batch"), process)
-        descendants(process, "hoplib.batch")[0].kill()
+        wait_for(lambda: started() >= 3 and descendants(process, "hoplib.experiment.batch"), process)
+        descendants(process, "hoplib.experiment.batch")[0].kill()
         wait_for(lambda: descendants(process, "snakemake"), process)
         for p in descendants(process, "snakemake"):
             p.kill()

@@ -6,8 +6,9 @@ import pytest
 import torch
 import training as bench  # benchmarks/training.py
 
-from hoplib.table import ROWS, TRAININGS, Config, get_row
-from hoplib.train import Training
+from hoplib.experiment.config import Config
+from hoplib.experiment.rows import ROWS, TRAININGS, get_row
+from hoplib.experiment.train import Training
 
 
 @pytest.mark.parametrize("name", TRAININGS)

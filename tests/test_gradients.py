@@ -5,6 +5,7 @@ import torch
 from conftest import random_state, tiny
 
 import hoplib as hop
+from hoplib import paper
 
 RELAXATIONS = [None, 0.6, 1.2]
 
@@ -80,7 +81,7 @@ def test_away_from_equilibrium_it_is_autograd_along_the_steps(model, shape, even
     )
     ours = torch.autograd.grad((sol.state * target).sum(), [x, *net.parameters()], allow_unused=True)
     with torch.no_grad():
-        w = net.relaxation(even_odd) if relaxation is None else relaxation
+        w = paper.relaxation(net, even_odd) if relaxation is None else relaxation
         f = (hop.EvenOdd if even_odd else hop.Synchronous)(net, x, w)
         z = hop.trajectory(f, f.start(), iterations=n)[-1]
     torch.testing.assert_close(sol.state, f.join(z), rtol=1e-12, atol=1e-12)
@@ -96,7 +97,7 @@ def test_the_default_is_the_papers_number_of_steps(model, even_odd):
     net, x = tiny(model, [6, 5, 4], scale=0.6, batch=3)
     options = {"even_odd": even_odd, "target": random_state(net, 3)}
     a = gradient(net, x, hop.RecurrentBackprop(), **options)
-    b = gradient(net, x, hop.RecurrentBackprop(steps=net.backward_steps(even_odd)), **options)
+    b = gradient(net, x, hop.RecurrentBackprop(steps=paper.backward_steps(net, even_odd)), **options)
     assert torch.equal(a, b)
 
 

@@ -10,7 +10,7 @@ from conftest import tiny
 import hoplib as hop
 from hoplib import kernels
 from hoplib.rules import ChnRule
-from hoplib.solvers import Memory
+from hoplib.solvers import Values
 
 pytestmark = [
     pytest.mark.skipif(kernels.numba is None, reason="the compiled loops need Numba"),
@@ -51,10 +51,11 @@ def values(steps, batch=6, n=19, dtype=torch.float64):
 
 def feed(solver, given):
     """The iterates that follow the given map values, whatever the iterates before, and the memory at the end."""
-    memory, z, iterates = solver.memory(given[0]), torch.zeros_like(given[0]), []
+    steps, z, iterates = solver.init(given[0]), torch.zeros_like(given[0]), []
+    memory = Values(z, steps.depth)
     for value in given:
         memory.evaluate(lambda _, out, value=value: out.copy_(value), z)
-        z = memory.next(z).clone()
+        z = steps.step(z, memory).clone()
         iterates.append(z)
     return torch.stack(iterates), memory
 
@@ -75,12 +76,13 @@ class Step:
 def wander(solver, steps=12, batch=40, n=7):
     """The map values and the iterates of such a map, and the memory at the end."""
     z = torch.ones(batch, n, dtype=torch.float64)
-    f, memory, path = Step(), solver.memory(z), []
+    f, working, path = Step(), solver.init(z), []
+    memory = Values(z, working.depth)
     for _ in range(steps):
         g = memory.evaluate(f, z).clone()
-        z = memory.next(z).clone()
+        z = working.step(z, memory).clone()
         path.append((g, z))
-    return *(torch.stack(p) for p in zip(*path, strict=True)), memory
+    return *(torch.stack(p) for p in zip(*path, strict=True)), working
 
 
 @pytest.mark.parametrize("solver", OPTIONS.values(), ids=OPTIONS)
@@ -210,14 +212,14 @@ def test_the_loops_are_for_one_thread_of_a_cpu():
     z = torch.zeros(4, 3)
     try:
         torch.set_num_threads(2)
-        assert not Memory(z).compiled
+        assert not Values(z).compiled
     finally:
         torch.set_num_threads(1)
-    assert Memory(z).compiled
-    assert Memory(z.double()).compiled
-    assert not Memory(z.half()).compiled
-    assert not Memory(z.T).compiled
-    assert not Memory(z.to("meta")).compiled
+    assert Values(z).compiled
+    assert Values(z.double()).compiled
+    assert not Values(z.half()).compiled
+    assert not Values(z.T).compiled
+    assert not Values(z.to("meta")).compiled
     assert not kernels.fit(z, z.double(), dtypes=(torch.float32,))
 
 

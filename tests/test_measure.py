@@ -11,8 +11,10 @@ from conftest import DEPTHS, tiny
 from test_train import run, small
 
 import hoplib as hop
-from hoplib import measure, table
-from hoplib.measure import FALSE, LOOK, RADII, WAYS
+from hoplib import paper
+from hoplib.experiment import measure
+from hoplib.experiment.measure import FALSE, LOOK, RADII, WAYS
+from hoplib.experiment.rows import MODELS, SOLVERS, get_row
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +28,7 @@ def double(data):
 
 def cycling():
     """A CHN whose local steps fall into cycles of length 2, and its row."""
-    row = replace(table.get_row("3-CHN-EO"), layers=(784, 12, 10))
+    row = replace(get_row("3-CHN-EO"), layers=(784, 12, 10))
     net = hop.CHN(row.layers, seed=0, device="cpu")
     with torch.no_grad():
         net.W[0].mul_(3)
@@ -37,14 +39,14 @@ class TestEvaluate:
     @pytest.mark.parametrize("row", ["3-HAM", "3-HAM-EO-DEQ", "3-CHN", "3-CHN-EO"])
     def test_it_counts_as_the_paper_does(self, row, data):
         """Against a loop over samples and iterations that follows the protocol word by word."""
-        row = replace(table.get_row(row), layers=(784, 12, 10))
-        net = table.MODELS[row.model](row.layers, seed=0, device="cpu", dtype=torch.float64)
+        row = replace(get_row(row), layers=(784, 12, 10))
+        net = MODELS[row.model](row.layers, seed=0, device="cpu", dtype=torch.float64)
         data = double(data)
         numbers, arrays = measure.evaluate(net, row, data, images=40, batch=25)
-        x, n = data.test.x[:40], net.max_iter(row.even_odd)
+        x, n = data.test.x[:40], paper.max_iter(net, row.even_odd)
         with torch.no_grad():
-            f = (hop.EvenOdd if row.even_odd else hop.Synchronous)(net, x, net.relaxation(row.even_odd))
-            values = hop.trajectory(f, f.start(), table.SOLVERS[row.solver], iterations=n)
+            f = (hop.EvenOdd if row.even_odd else hop.Synchronous)(net, x, paper.relaxation(net, row.even_odd))
+            values = hop.trajectory(f, f.start(), SOLVERS[row.solver], iterations=n)
             last = f.join(values[-1])
         residuals = torch.stack([(b - a).norm(dim=1) / b.norm(dim=1) for a, b in pairwise(values)])
         counts = []
@@ -76,12 +78,12 @@ class TestEvaluate:
         """An even number of local steps leads once around a cycle of length 2: a sweep rests where no neuron does."""
         net, row = cycling()
         numbers, arrays = measure.evaluate(net, row, data, images=40)
-        met = arrays["iterations"] < net.max_iter(True) - 1
+        met = arrays["iterations"] < paper.max_iter(net, True) - 1
         false = met & (arrays["equation_error"] > 10 * np.log10(FALSE))
         assert 0 < numbers["false_convergence"] == false.mean()
 
     def test_a_contraction_converges_to_its_equilibrium(self, data):
-        row = replace(table.get_row("3-HAM-EO"), layers=(784, 12, 10))
+        row = replace(get_row("3-HAM-EO"), layers=(784, 12, 10))
         net, _ = tiny(hop.HAM, row.layers, scale=0.1)
         numbers, _ = measure.evaluate(net, row, double(data), images=40)
         assert numbers["not_converged"] == numbers["false_convergence"] == 0
@@ -93,14 +95,14 @@ class TestCross:
         """An early end changes no count: each way gives what `solve` counts in all its iterations."""
         net = hop.HAM([784, 12, 10], seed=0, device="cpu", dtype=torch.float64)
         data = double(data)
-        row = replace(table.get_row("3-HAM"), layers=(784, 12, 10))
+        row = replace(get_row("3-HAM"), layers=(784, 12, 10))
         numbers, arrays, seconds = measure.cross(net, row, data, images=30)
         (even_odd, solver), x = WAYS[name], data.test.x[:30]
         with torch.no_grad():
             sol = hop.solve(net, x, solver, even_odd=even_odd, early_stop=False, trace=True)
             early = hop.solve(net, x, solver, even_odd=even_odd).state
-        below = sol.residuals < table.TOL
-        counts = torch.where(below.any(0), below.int().argmax(0), net.max_iter(even_odd) - 1)
+        below = sol.residuals < paper.TOL
+        counts = torch.where(below.any(0), below.int().argmax(0), paper.max_iter(net, even_odd) - 1)
         error = hop.residual(net.step(early, x), early)
         assert arrays["cross_iterations"][list(WAYS).index(name)].tolist() == counts.tolist()
         assert numbers[name] == {
@@ -114,7 +116,7 @@ class TestCross:
 
     @pytest.mark.parametrize("name", ["3-HAM", "3-HAM-EO", "3-HAM-DEQ", "3-HAM-EO-DEQ"])
     def test_the_rows_own_way_is_its_measurement(self, name, data):
-        row = replace(table.get_row(name), layers=(784, 12, 10))
+        row = replace(get_row(name), layers=(784, 12, 10))
         net = hop.HAM(row.layers, seed=0, device="cpu")
         way = ("even-odd" if row.even_odd else "synchronous") + ", Anderson" * (row.solver == "anderson")
         _, arrays = measure.evaluate(net, row, data, images=60)
@@ -162,7 +164,7 @@ class TestRecord:
     def test_the_last_epoch_was_looked_at_as_the_record_was_measured(self, found, data):
         record, arrays = found
         config, _ = small(epochs=1, test_images=1200)
-        last = table.MODELS[config.row.model](config.row.layers, device="meta").max_iter(True) - 1
+        last = paper.max_iter(MODELS[config.row.model](config.row.layers, device="meta"), True) - 1
         first = {k: arrays[k][:LOOK] for k in ("iterations", "predicted", "equation_error")}
         met = first["iterations"] < last
         history = record["history"][-1]

@@ -10,7 +10,7 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from hoplib import paper
+from hoplib.experiment import notebooks
 
 ROOT = Path(__file__).parent.parent
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
@@ -101,17 +101,17 @@ PLOT = "%matplotlib inline\nimport matplotlib.pyplot as plt\nplt.plot([1, 2]);"
 
 def test_the_runner_executes_and_keeps_figures(tmp_path, capsys):
     notebook = tiny_notebook(tmp_path / "00_x.ipynb", "n = 3", PLOT, "print('n is', n)")
-    assert paper.main([str(notebook), "--build", str(tmp_path / "build")]) == 0
+    assert notebooks.main([str(notebook), "--build", str(tmp_path / "build")]) == 0
     assert "n is 3" in capsys.readouterr().out
     assert len(list((tmp_path / "build" / "figures").glob("00_x-*.png"))) == 1
     assert code_cells(read(tmp_path / "build" / "notebooks" / "00_x.ipynb"))[-1].execution_count == 3
-    nb = paper.run(notebook, tmp_path / "out.ipynb", {"n": 5})
-    assert paper.verdict(nb) == "n is 5"
+    nb = notebooks.run(notebook, tmp_path / "out.ipynb", {"n": 5})
+    assert notebooks.verdict(nb) == "n is 5"
 
 
 def test_the_runner_shows_the_failing_cell(tmp_path, capsys):
     notebook = tiny_notebook(tmp_path / "00_x.ipynb", "n = 3", "assert n == 4, 'three is not four'")
-    assert paper.main([str(notebook), "--build", str(tmp_path / "build")]) == 1
+    assert notebooks.main([str(notebook), "--build", str(tmp_path / "build")]) == 1
     error = capsys.readouterr().err
     assert "00_x.ipynb, cell [2] failed" in error
     assert "AssertionError: three is not four" in error
@@ -119,5 +119,5 @@ def test_the_runner_shows_the_failing_cell(tmp_path, capsys):
 
 
 def test_the_runner_names_a_missing_notebook(tmp_path, capsys):
-    assert paper.main([str(tmp_path / "99.ipynb")]) == 1
+    assert notebooks.main([str(tmp_path / "99.ipynb")]) == 1
     assert "no such notebook" in capsys.readouterr().err

@@ -15,8 +15,10 @@ import torch
 from test_train import checkpoint_of, run, same, small
 
 import hoplib as hop
-from hoplib import records, table, train
-from hoplib.records import RunError, digest, load_network, read_record, save_network, why_not
+from hoplib.experiment import rows, train
+from hoplib.experiment.files import RunError, load_network, read_checkpoint, save_network, write_checkpoint
+from hoplib.experiment.records import digest, read_record, why_not
+from hoplib.experiment.run import load_checkpoint
 
 FLIPS = 400
 
@@ -122,7 +124,7 @@ class TestDamage:
         (checkpoint,) = path.parents[2].rglob("*.pt")
         for damaged in damage(checkpoint.read_bytes()):
             checkpoint.write_bytes(damaged)
-            assert records.read_checkpoint(checkpoint, torch.device("cpu")) is None
+            assert read_checkpoint(checkpoint, torch.device("cpu")) is None
 
     def test_of_weights(self, path):
         """A missing end is an error that names the file, a damaged header no other error. Numbers have no digest."""
@@ -266,11 +268,11 @@ class TestMeaning:
 
     def test_other_numerics(self, path, monkeypatch, data):
         record = json.loads(path.read_text())
-        config, now = small()[0], table.NUMERICS
-        monkeypatch.setattr(table, "NUMERICS", 99)
+        config, now = small()[0], rows.NUMERICS
+        monkeypatch.setattr(rows, "NUMERICS", 99)
         assert why(path) == f"numerics {now}, now 99"
         training = train.Training(config, torch.device("cpu"))
-        assert not train.load_checkpoint(training, checkpoint_of(path.parents[2]))
+        assert not load_checkpoint(training, checkpoint_of(path.parents[2]))
         monkeypatch.undo()
         old = {k: v for k, v in record.items() if k not in ("sha256", "npz_sha256")}
         path.write_text(json.dumps({**old, "config": {**old["config"], "numerics": 2}}))
@@ -287,10 +289,10 @@ def test_a_checkpoint_runs_no_code(tmp_path):
             return os.mkdir, (str(tmp_path / "owned"),)
 
     training = train.Training(small()[0], torch.device("cpu"))
-    for save in (records.write_checkpoint, lambda path, state: torch.save(state, path)):
+    for save in (write_checkpoint, lambda path, state: torch.save(state, path)):
         save(tmp_path / "evil.pt", {"fingerprint": Evil()})
         with pytest.warns(UserWarning, match="damaged"):
-            assert not train.load_checkpoint(training, tmp_path / "evil.pt")
+            assert not load_checkpoint(training, tmp_path / "evil.pt")
         assert not (tmp_path / "owned").exists()
 
 

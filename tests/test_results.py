@@ -12,8 +12,9 @@ import pytest
 from PIL import Image
 from synthetic import synthetic
 
-from hoplib import paper, plot, results
-from hoplib.table import ROWS
+from hoplib import plot
+from hoplib.experiment import notebooks, results
+from hoplib.experiment.rows import ROWS
 
 ROOT = Path(__file__).parent.parent
 NOTEBOOKS = ["08_table_2.ipynb", "09_figures.ipynb"]
@@ -109,12 +110,12 @@ def test_only_panels_with_records_are_drawn(runs):
 
 @pytest.mark.parametrize("notebook", NOTEBOOKS)
 def test_with_all_records_the_notebooks_hold(notebook, whole, tmp_path):
-    paper.run(ROOT / "notebooks" / notebook, tmp_path / notebook, {"results": str(whole)})
+    notebooks.run(ROOT / "notebooks" / notebook, tmp_path / notebook, {"results": str(whole)})
 
 
 @pytest.mark.parametrize("notebook", NOTEBOOKS)
 def test_without_records_they_hold_too(notebook, tmp_path):
-    paper.run(ROOT / "notebooks" / notebook, tmp_path / notebook, {"results": str(tmp_path)})
+    notebooks.run(ROOT / "notebooks" / notebook, tmp_path / notebook, {"results": str(tmp_path)})
 
 
 @pytest.fixture(scope="module")

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import hoplib as hop
-from hoplib import kernels
-from hoplib.solvers import AndersonMemory
+from hoplib import kernels, paper
+from hoplib.solvers import AndersonSteps, Values
 
 SOLVERS = {"picard": hop.Picard(), "anderson": hop.Anderson(m=4)}
 
@@ -60,7 +60,7 @@ def naive_anderson(f, x, m, mu, iterations):
 @pytest.mark.parametrize("m", [1, 2, 4, 7])
 def test_anderson_is_the_textbook_algorithm(model, layers, even_odd, m):
     net, x = tiny(model, layers, scale=1.5)
-    f = (hop.EvenOdd if even_odd else hop.Synchronous)(net, x, net.relaxation(even_odd))
+    f = (hop.EvenOdd if even_odd else hop.Synchronous)(net, x, paper.relaxation(net, even_odd))
     ours = hop.trajectory(f, f.start(), hop.Anderson(m=m), iterations=15)
     for i in range(len(x)):
         one = f.restrict(torch.tensor([i]))
@@ -74,12 +74,12 @@ def test_anderson_is_the_textbook_algorithm(model, layers, even_odd, m):
 def test_anderson_keeps_its_gram_matrix():
     g = torch.Generator().manual_seed(0)
     z = torch.randn(2, 6, generator=g)
-    memory = AndersonMemory(z, hop.Anderson(m=3))
+    steps, values = AndersonSteps(z, hop.Anderson(m=3)), Values(z)
     for n in (1, 2, 3, 3, 3, 3):
-        memory.evaluate(lambda z, out: out.copy_(torch.randn(2, 6, generator=g)), z)
-        z = memory.next(z)
-        F = memory.F[:n].transpose(0, 1)
-        torch.testing.assert_close(memory.gram[:, :n, :n], F @ F.mT)
+        values.evaluate(lambda z, out: out.copy_(torch.randn(2, 6, generator=g)), z)
+        z = steps.step(z, values)
+        F = steps.F[:n].transpose(0, 1)
+        torch.testing.assert_close(steps.gram[:, :n, :n], F @ F.mT)
 
 
 class Affine:
@@ -131,7 +131,7 @@ def test_a_relative_regulariser_goes_on_where_an_absolute_one_stalls():
 def test_iterations_are_counted_as_the_paper_does(model, layers, even_odd, solver):
     net, x = tiny(model, layers, scale=1.5)
     n, tol = 30, 1e-4
-    f = (hop.EvenOdd if even_odd else hop.Synchronous)(net, x, net.relaxation(even_odd))
+    f = (hop.EvenOdd if even_odd else hop.Synchronous)(net, x, paper.relaxation(net, even_odd))
     values = hop.trajectory(f, f.start(), solver, iterations=n).numpy()
     expected = [counted(values[:, i], tol) for i in range(len(x))]
     fixed = hop.solve(net, x, solver, even_odd=even_odd, tol=tol, max_iter=n, early_stop=False, trace=True)
@@ -183,7 +183,7 @@ def test_finished_samples_leave_the_batch():
 def test_relaxation_defaults_to_the_papers(model, layers, even_odd):
     net, x = tiny(model, layers)
     omega = 0.5 if model is hop.CHN and not even_odd else 1.0
-    assert net.relaxation(even_odd) == omega
+    assert paper.relaxation(net, even_odd) == omega
     a = hop.solve(net, x, even_odd=even_odd, max_iter=7, early_stop=False)
     b = hop.solve(net, x, hop.Picard(relaxation=omega), even_odd=even_odd, max_iter=7, early_stop=False)
     c = hop.solve(net, x, hop.Picard(relaxation=0.4), even_odd=even_odd, max_iter=7, early_stop=False)

@@ -16,9 +16,15 @@ from conftest import tiny
 from filelock import FileLock
 
 import hoplib as hop
-from hoplib import table, train
-from hoplib.measure import readout
-from hoplib.records import RunError, load_network, write_checkpoint
+from hoplib import paper
+from hoplib.experiment import rows as rows_module
+from hoplib.experiment import train
+from hoplib.experiment.config import Config, configure
+from hoplib.experiment.files import RunError, load_network, write_checkpoint
+from hoplib.experiment.measure import readout
+from hoplib.experiment.rows import MODELS, ROWS, SOLVERS, TRAININGS, Row, choose, get_row, select
+from hoplib.experiment.run import can_compile, load_checkpoint
+from hoplib.experiment.run import run as train_to_record
 
 SMALL = {"layers": (784, 16, 10), "train_images": 640, "test_images": 200}
 DEEP = [(784, 16, 10), (784, 20, 12, 8, 10)]
@@ -30,12 +36,14 @@ def data():
 
 
 def small(row="3-HAM-EO", epochs=2, **changes):
-    return table.configure(row, epochs=epochs, **{**SMALL, **changes})
+    return configure(row, epochs=epochs, **{**SMALL, **changes})
 
 
 def run(folder, row="3-HAM-EO", epochs=2, data=None, report=lambda _: None, **changes):
     config, rows = small(row, epochs, **changes)
-    return train.run(config, rows, folder / "runs", folder / "checkpoints", device="cpu", data=data, report=report)
+    return train_to_record(
+        config, rows, folder / "runs", folder / "checkpoints", device="cpu", data=data, report=report
+    )
 
 
 def timeless(path):
@@ -59,22 +67,22 @@ def checkpoint_of(folder, **changes):
 
 class TestTable:
     def test_it_has_the_papers_rows(self):
-        assert len([r for r in table.ROWS.values() if r.readout == "output"]) == 17
-        assert len(table.ROWS) == 19
-        assert len(table.TRAININGS) == 18
-        assert table.TRAININGS["3-CHN"] == ["3-CHN-3-epochs", "3-CHN"]
-        assert {r.epoch for r in table.ROWS.values()} == {3, 4, 10}
+        assert len([r for r in ROWS.values() if r.readout == "output"]) == 17
+        assert len(ROWS) == 19
+        assert len(TRAININGS) == 18
+        assert TRAININGS["3-CHN"] == ["3-CHN-3-epochs", "3-CHN"]
+        assert {r.epoch for r in ROWS.values()} == {3, 4, 10}
 
     def test_the_networks_have_the_papers_size(self):
         """2000 neurons of state in every network, 10 of them the output."""
-        assert {sum(layers[1:]) for layers in table.LAYERS.values()} == {2000}
-        assert {layers[-1] for layers in table.LAYERS.values()} == {10}
+        assert {sum(layers[1:]) for layers in paper.LAYERS.values()} == {2000}
+        assert {layers[-1] for layers in paper.LAYERS.values()} == {10}
 
     def test_its_speedups_follow_from_its_iterations(self):
         """Base iterations / iterations, an even-odd CHN iteration counting 20: the data are typed in right."""
         base = {"3-CHN": "3-CHN-3-epochs", "3-HAM": "3-HAM", "5-HAM": "5-HAM", "7-HAM": "7-HAM"}
-        for row in table.ROWS.values():
-            reference = table.ROWS[base[f"{len(row.layers)}-{row.model}"]].published
+        for row in ROWS.values():
+            reference = ROWS[base[f"{len(row.layers)}-{row.model}"]].published
             weight = 20 if row.model == "CHN" and row.even_odd else 1
             ours = reference.iterations / (row.published.iterations * weight)
             assert ours == pytest.approx(row.published.speedup, abs=0.06)
@@ -93,14 +101,14 @@ class TestTable:
         ("names", "count"), [([], 18), (["3-*"], 10), (["3-CHN-3-epochs", "3-CHN"], 1), (["5-HAM", "7-*"], 5)]
     )
     def test_a_selection_is_a_set_of_trainings(self, names, count):
-        assert len(table.select(names)) == count
+        assert len(select(names)) == count
 
     @pytest.mark.parametrize(
         ("make", "message"),
         [
-            (lambda: table.get_row("3-HAMM"), "unknown row '3-HAMM'; choose from 3-CHN"),
-            (lambda: table.Row("RBM", (784, 10)), "unknown model 'RBM'; choose from CHN, HAM"),
-            (lambda: table.Row("HAM", (784, 10), "newton"), "unknown solver 'newton'"),
+            (lambda: get_row("3-HAMM"), "unknown row '3-HAMM'; choose from 3-CHN"),
+            (lambda: Row("RBM", (784, 10)), "unknown model 'RBM'; choose from CHN, HAM"),
+            (lambda: Row("HAM", (784, 10), "newton"), "unknown solver 'newton'"),
             (lambda: small(epochs=0), "epochs must lie between 1 and 10"),
             (lambda: small(epochs=11), "epochs must lie between 1 and 10"),
             (lambda: small(layers=(100, 10)), "784 input and 10 output"),
@@ -118,13 +126,13 @@ class TestTable:
 class TestChoice:
     """What is asked for is trained, or an error says why not and what to do; nothing is ignored."""
 
-    @pytest.mark.parametrize("row", table.ROWS)
+    @pytest.mark.parametrize("row", ROWS)
     def test_a_row_is_itself_with_whatever_agrees_with_it(self, row):
-        r = table.get_row(row)
+        r = get_row(row)
         updates = "even-odd" if r.even_odd else "synchronous"
-        assert table.choose(row) == row
-        assert table.choose(row, model=r.model, solver=r.solver, updates=updates, layers=r.layers) == row
-        assert table.choose(row, layers=[784, *[16] * (len(r.layers) - 2), 10]) == row
+        assert choose(row) == row
+        assert choose(row, model=r.model, solver=r.solver, updates=updates, layers=r.layers) == row
+        assert choose(row, layers=[784, *[16] * (len(r.layers) - 2), 10]) == row
 
     @pytest.mark.parametrize(
         ("wrong", "message"),
@@ -141,29 +149,29 @@ class TestChoice:
     )
     def test_what_contradicts_a_row_is_an_error(self, wrong, message):
         with pytest.raises(ValueError, match=message):
-            table.choose("3-HAM-EO", **wrong)
+            choose("3-HAM-EO", **wrong)
 
     def test_a_network_of_ones_own(self):
-        assert table.choose(layers=[784, 20, 20, 10]) == table.Row("HAM", (784, 20, 20, 10), even_odd=True)
-        own = table.choose(model="CHN", solver="anderson", updates="synchronous", layers=[784, 20, 10])
-        assert own == table.Row("CHN", (784, 20, 10), "anderson", lr=0.01)
-        _, records = table.configure(table.choose(layers=[784, 20, 20, 10]), epochs=2)
+        assert choose(layers=[784, 20, 20, 10]) == Row("HAM", (784, 20, 20, 10), even_odd=True)
+        own = choose(model="CHN", solver="anderson", updates="synchronous", layers=[784, 20, 10])
+        assert own == Row("CHN", (784, 20, 10), "anderson", lr=0.01)
+        _, records = configure(choose(layers=[784, 20, 20, 10]), epochs=2)
         assert records == {"4-HAM-EO_layers=784-20-20-10_epochs=2": 2}
         with pytest.raises(ValueError, match="a network of your own needs its layers"):
-            table.choose(model="HAM")
+            choose(model="HAM")
         with pytest.raises(ValueError, match="unknown model 'RBM'"):
-            table.choose(model="RBM", layers=[784, 10])
+            choose(model="RBM", layers=[784, 10])
 
     def test_no_two_configurations_share_a_name(self):
         """The seed apart, which is the name of the file."""
         changes = [{}, {"tol": 0}, {"tol": 1e-7}, {"layers": (784, 17, 10)}, {"train_images": 641}, {"batch_size": 32}]
-        names = {tuple(small(**c)[1]) for c in changes} | {tuple(small(row, None)[1]) for row in table.ROWS}
-        assert len(names) == len(changes) + len(table.ROWS)
+        names = {tuple(small(**c)[1]) for c in changes} | {tuple(small(row, None)[1]) for row in ROWS}
+        assert len(names) == len(changes) + len(ROWS)
         assert small(tol=0)[0] == small(tol=0.0)[0]
         assert small(tol=0)[0].name == small(tol=0.0)[0].name
 
     def test_the_tables_runs_have_the_tables_names(self):
-        assert {name for row in table.ROWS for name in table.configure(row)[1]} == set(table.ROWS)
+        assert {name for row in ROWS for name in configure(row)[1]} == set(ROWS)
 
 
 class TestStep:
@@ -171,7 +179,7 @@ class TestStep:
     def test_half_of_a_synchronous_ham_gives_its_output_and_gradient(self, layers):
         """The output after n synchronous Picard steps, to rounding; and the paper's gradient, where they converge."""
         net, x = tiny(hop.HAM, layers, scale=0.3, batch=6)
-        row = replace(table.get_row("3-HAM"), layers=layers)
+        row = replace(get_row("3-HAM"), layers=layers)
         y = torch.nn.functional.one_hot(torch.arange(6), 10).double()
         gradients = []
         for solve in (
@@ -188,11 +196,11 @@ class TestStep:
             ours = train.equilibrium(net, x, row, 1e-30).output
             torch.testing.assert_close(ours, hop.solve(net, x, early_stop=False).output, rtol=1e-12, atol=1e-14)
 
-    @pytest.mark.parametrize("row", table.TRAININGS)
+    @pytest.mark.parametrize("row", TRAININGS)
     def test_the_gradient_of_every_row_is_the_papers(self, row):
         """The early end, the closed-form adjoint and the half HAM against k more steps with autograd on."""
-        row = replace(table.get_row(row), layers=(784, 14, 9, 8, 10) if row[0] == "5" else (784, 14, 10))
-        net, x = tiny(table.MODELS[row.model], row.layers, scale=0.4, batch=6)
+        row = replace(get_row(row), layers=(784, 14, 9, 8, 10) if row[0] == "5" else (784, 14, 10))
+        net, x = tiny(MODELS[row.model], row.layers, scale=0.4, batch=6)
         y = torch.nn.functional.one_hot(torch.arange(6), 10).double()
         gradients = []
         for how in ("ours", "paper"):
@@ -210,23 +218,23 @@ class TestStep:
 
     @pytest.mark.parametrize("row", ["3-CHN", "3-HAM-DEQ", "3-HAM-EO"])
     def test_tol_0_is_the_paper_to_the_letter(self, row):
-        row = replace(table.get_row(row), layers=(784, 14, 10))
-        net, x = tiny(table.MODELS[row.model], row.layers, batch=6)
+        row = replace(get_row(row), layers=(784, 14, 10))
+        net, x = tiny(MODELS[row.model], row.layers, batch=6)
         ours = train.equilibrium(net, x, row, 0.0)
-        solver = table.SOLVERS[row.solver]
+        solver = SOLVERS[row.solver]
         with torch.no_grad():
             end = hop.solve(net, x, solver, even_odd=row.even_odd, early_stop=False)
-        assert ours.evaluations == 6 * net.max_iter(row.even_odd)
+        assert ours.evaluations == 6 * paper.max_iter(net, row.even_odd)
         assert torch.equal(ours.state, end.state)
 
     @pytest.mark.parametrize("row", ["3-CHN", "3-HAM", "3-HAM-DEQ", "3-CHN-EO"])
     @pytest.mark.parametrize("scale", [1.0, 40.0])
     def test_whether_all_some_or_none_converge(self, row, scale):
         """Those that did meet tol; those that did not are the paper's, after n iterations."""
-        row = replace(table.get_row(row), layers=(784, 30, 10))
-        net, x = tiny(table.MODELS[row.model], row.layers, scale=scale, batch=12)
+        row = replace(get_row(row), layers=(784, 30, 10))
+        net, x = tiny(MODELS[row.model], row.layers, scale=scale, batch=12)
         ours, papers = (train.equilibrium(net, x, row, tol) for tol in (1e-9, 0.0))
-        far = ours.residual >= table.TOL
+        far = ours.residual >= paper.TOL
         assert bool((ours.residual[~far] < 1e-8).all())
         if row.solver == "picard":
             torch.testing.assert_close(ours.output[far], papers.output[far], rtol=1e-6, atol=1e-6)
@@ -235,7 +243,7 @@ class TestStep:
     def test_the_published_readout_is_ten_hidden_neurons(self):
         net = hop.CHN([784, 30, 10], seed=0, device="cpu")
         s = torch.arange(40.0)[None]
-        row = table.get_row("3-CHN-EO-published")
+        row = get_row("3-CHN-EO-published")
         assert readout(net, s, row).tolist() == [list(range(20, 30))]
         assert readout(net, s, replace(row, readout="output")).tolist() == [list(range(30, 40))]
         flat = hop.EvenOdd(net, torch.zeros(1, 784)).cut(s)  # [s_even; s_odd]
@@ -245,7 +253,7 @@ class TestStep:
         """Three steps of every training, in float64. If this fails, trained networks change: raise NUMERICS in
         hoplib/table.py, and write the file anew with `python tests/test_train.py`."""
         stored = json.loads(GOLDEN.read_text())
-        assert stored["numerics"] == table.NUMERICS
+        assert stored["numerics"] == rows_module.NUMERICS
         found = golden()
         assert found.keys() == stored["values"].keys()
         for name, values in found.items():
@@ -260,10 +268,10 @@ def golden():
     x = torch.rand(8, 784, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     y = torch.nn.functional.one_hot(torch.arange(8), 10).double()
     values = {}
-    for name in table.TRAININGS:
-        row = table.get_row(name)
+    for name in TRAININGS:
+        row = get_row(name)
         row = replace(row, layers=(784, *[24, 20, 18, 16, 14][: len(row.layers) - 2], 10))
-        training = train.Training(table.Config(row), torch.device("cpu"))
+        training = train.Training(Config(row), torch.device("cpu"))
         training.net.double()
         training.optimizer = hop.Madam(training.net.parameters(), lr=row.lr)
         losses = [training.step(x, y)[2].item() for _ in range(3)]
@@ -280,7 +288,7 @@ class TestRun:
         assert record["row"] == name
         assert record["epoch"] == len(record["history"]) == 2
         assert record["config"]["layers"] == [784, 16, 10]
-        assert record["config"]["numerics"] == table.NUMERICS
+        assert record["config"]["numerics"] == rows_module.NUMERICS
         assert record["versions"]["torch"] == torch.__version__
         assert path.with_suffix(".npz").stat().st_size < 20_000
         assert len(list(tmp_path.rglob(".*"))) == 0, "no leftovers"
@@ -291,7 +299,7 @@ class TestRun:
         net = load_network(tmp_path / "weights" / path.parent.name / "seed-0.safetensors", "cpu")
         config, _ = small()
         training = train.Training(config, torch.device("cpu"))
-        assert train.load_checkpoint(training, checkpoint_of(tmp_path))
+        assert load_checkpoint(training, checkpoint_of(tmp_path))
         for a, b in zip(net.parameters(), training.net.parameters(), strict=True):
             assert torch.equal(a, b)
 
@@ -325,7 +333,7 @@ class TestRun:
         part.train_epoch(data, 3, lambda _: None)
         write_checkpoint(tmp_path / "c.pt", part.state_dict())
         resumed = train.Training(config, torch.device("cpu"))
-        assert train.load_checkpoint(resumed, tmp_path / "c.pt")
+        assert load_checkpoint(resumed, tmp_path / "c.pt")
         for _ in range(2):
             resumed.train_epoch(data, 3, lambda _: None)
         for a, b in zip(whole.net.parameters(), resumed.net.parameters(), strict=True):
@@ -397,7 +405,7 @@ def in_an_epoch(heartbeat, epoch):
 
 def epochs_trained(checkpoint, **changes):
     training = train.Training(small(**changes)[0], torch.device("cpu"))
-    train.load_checkpoint(training, checkpoint)
+    load_checkpoint(training, checkpoint)
     return training.epoch
 
 
@@ -450,10 +458,10 @@ class TestTrouble:
             pytest.skip("there is a GPU")
         config, rows = small()
         with pytest.raises(RunError, match="torch sees no GPU"):
-            train.run(config, rows, tmp_path, tmp_path, device="cuda")
+            train_to_record(config, rows, tmp_path, tmp_path, device="cuda")
 
 
-@pytest.mark.skipif(not train.can_compile(), reason="torch.compile needs a C++ compiler")
+@pytest.mark.skipif(not can_compile(), reason="torch.compile needs a C++ compiler")
 def test_the_fused_optimizer_gives_the_same_numbers_to_rounding():
     nets = [hop.HAM([784, 16, 10], seed=0, device="cpu") for _ in range(2)]
     optimizers = [hop.Madam(net.parameters(), lr=0.01, fused=f) for net, f in zip(nets, (False, True), strict=True)]
@@ -469,4 +477,4 @@ def test_the_fused_optimizer_gives_the_same_numbers_to_rounding():
 
 
 if __name__ == "__main__":
-    GOLDEN.write_text(json.dumps({"numerics": table.NUMERICS, "values": golden()}, indent=1) + "\n")
+    GOLDEN.write_text(json.dumps({"numerics": rows_module.NUMERICS, "values": golden()}, indent=1) + "\n")

@@ -1,7 +1,7 @@
 """The batch: which trainings are wanted, which records are missing and why, and the runner of one of them.
 
-    python -m hoplib.batch run 3-HAM-EO 0       train one row at one seed, through notebook 07 and papermill
-    python -m hoplib.batch status               what is done, running, missing, failed; and the time left
+    python -m hoplib.experiment.batch run 3-HAM-EO 0       train one row at one seed, through notebook 07 and papermill
+    python -m hoplib.experiment.batch status               what is done, running, missing, failed; and the time left
 
 Runs other than the table's (fewer epochs, smaller layers) have records, logs and checkpoints under names of their own.
 The Snakefile asks `Plan` what is missing; Snakemake does the rest (parallel jobs, retries, logs, clusters).
@@ -23,10 +23,13 @@ from typing import Any
 
 import torch
 
-from .records import RunError, record_path, why_not, write
-from .table import MODELS, Config, configure, get_row, select
+from .. import paper
+from .config import Config, configure
+from .files import RunError, write
+from .records import record_path, why_not
+from .rows import MODELS, get_row, select
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOK = ROOT / "notebooks" / "07_train.ipynb"
 ALIVE = 120  # seconds: a run writes a heartbeat much more often
 SIZES = ("layers", "epochs", "train_images", "test_images", "tol")  # what makes a run other than the table's
@@ -130,7 +133,7 @@ class Plan:
         }
 
     def arguments(self) -> list[str]:
-        """The options of `python -m hoplib.batch run` that give this plan again."""
+        """The options of `python -m hoplib.experiment.batch run` that give this plan again."""
         values = {"data": self.data, "output": self.output, **self.sizes}
         text = {k: " ".join(map(str, v)) if isinstance(v, list) else str(v) for k, v in values.items()}
         return [f"--{k.replace('_', '-')}={v}" for k, v in text.items()]
@@ -138,7 +141,7 @@ class Plan:
 
 def run_job(plan: Plan, job: Job) -> None:
     """Execute notebook 07 for one job. Success means that its records are there and valid, nothing else does."""
-    from .paper import run
+    from .notebooks import run
 
     if plan.why(job):
         run(NOTEBOOK, plan.log(job).with_suffix(".ipynb"), plan.parameters(job))
@@ -155,7 +158,7 @@ def cost(job: Job) -> float:
     net = MODELS[row.model](row.layers, device="meta")
     local = 20 if row.model == "CHN" and row.even_odd else 4 if row.solver == "anderson" else 2
     steps = max(job.rows.values()) * (job.config.train_images // job.config.batch_size)
-    return steps * net.max_iter(row.even_odd) * (net.multiply_adds() + 300 * local * net.N)
+    return steps * paper.max_iter(net, row.even_odd) * (net.multiply_adds() + 300 * local * net.N)
 
 
 def seconds(plan: Plan, job: Job) -> float | None:
@@ -211,7 +214,9 @@ def _hours(seconds: float) -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m hoplib.batch", description=(__doc__ or "").split("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m hoplib.experiment.batch", description=(__doc__ or "").split("\n")[0]
+    )
     commands = parser.add_subparsers(dest="command", required=True)
     one = commands.add_parser("run", help="train one row at one seed")
     one.add_argument("row")

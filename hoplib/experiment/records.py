@@ -1,66 +1,28 @@
-"""The files of a run: records that prove themselves, checkpoints, weights. Every write is atomic; no load runs code.
+"""Records that prove themselves: a JSON file of numbers beside an .npz of small arrays.
 
-A record is a JSON file of numbers beside an .npz of small arrays. It carries the SHA-256 of both, so that one that is
-there and counts is right; whatever is wrong with it, `why_not` says "damaged", and the training is done again.
+A record carries the SHA-256 of both, so that one that is there and counts is right; whatever is wrong with it,
+`why_not` says "damaged", and the training is done again.
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import io
 import json
 import math
-import os
-import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 
-from . import table
+from .. import paper
+from ..network import Network
+from . import rows as table
+from .config import Config
+from .files import write
 from .measure import BINS, CRITERIA, CROSS, FALSE, RADII, WAYS, Arrays
-from .network import Network, default_device
-from .table import MODELS, TOL, Config
-
-
-class RunError(RuntimeError):
-    """A run cannot go on; the message names the problem and the way out."""
-
-
-# -- writing ----------------------------------------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def atomic(path: Path) -> Iterator[Path]:
-    """A temporary file that takes the place of `path` when all went well, and is removed otherwise."""
-    part = None
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
-        part.touch()
-        yield part
-        with part.open("rb") as f:
-            os.fsync(f.fileno())
-        os.replace(part, path)
-    except OSError as e:
-        raise RunError(f"cannot write {path}: {e.strerror or e}") from e
-    finally:
-        if part is not None:
-            part.unlink(missing_ok=True)
-
-
-def write(path: Path, content: bytes | Mapping[str, Any]) -> None:
-    """Put bytes, or plain data as JSON, in a file, atomically."""
-    with atomic(path) as part:
-        part.write_bytes(content if isinstance(content, bytes) else (json.dumps(content, indent=1) + "\n").encode())
-
-
-# -- records ----------------------------------------------------------------------------------------------------
+from .rows import MODELS
 
 
 def record_path(runs: Path, name: str, seed: int) -> Path:
@@ -150,10 +112,10 @@ UNKNOWN_ERROR = 127  # in the array of equation errors: not finite, or beyond it
 def _form(config: Config, net: Network, name: str, epoch: int, arrays: Arrays) -> dict[str, Any]:
     """What a record looks like: at each place a range (least, most), a type, or the one value that is right."""
     row = config.row
-    iterations = (0, net.max_iter(row.even_odd))
+    iterations = (0, paper.max_iter(net, row.even_odd))
     whole = arrays["equation_error"].max() < UNKNOWN_ERROR
     shares = dict.fromkeys(("not_converged", "false_convergence"), SHARE)
-    way = {"iterations": (0, net.max_iter(False)), **shares, "not_finite": SHARE, "accuracy": SHARE}
+    way = {"iterations": (0, paper.max_iter(net, False)), **shares, "not_finite": SHARE, "accuracy": SHARE}
     training = {"loss": FINITE, "accuracy": SHARE, "iterations": iterations, "not_converged": SHARE}
     looked = {"test_accuracy": SHARE, "test_iterations": iterations, **{f"test_{k}": SHARE for k in shares}}
     times = ("training", "training_cpu", "evaluation", "evaluation_cpu")
@@ -202,7 +164,7 @@ def _kinds(config: Config, net: Network) -> dict[str, tuple[str, tuple[int, ...]
     """The arrays of a record: name → type and shape."""
     images = config.test_images
     return {
-        "histogram": ("uint16", (net.max_iter(config.row.even_odd) - 1, len(BINS) - 1)),
+        "histogram": ("uint16", (paper.max_iter(net, config.row.even_odd) - 1, len(BINS) - 1)),
         "iterations": ("uint16", (images,)),
         "predicted": ("uint8", (images,)),
         "equation_error": ("int8", (images,)),
@@ -213,8 +175,8 @@ def _kinds(config: Config, net: Network) -> dict[str, tuple[str, tuple[int, ...]
 
 def _possible(arrays: Arrays, config: Config, net: Network) -> bool:
     """Can the arrays have these values?"""
-    most = {"iterations": net.max_iter(config.row.even_odd) - 1, "predicted": net.layers[-1] - 1}
-    last = np.array([net.max_iter(even_odd) - 1 for even_odd, _ in WAYS.values()])
+    most = {"iterations": paper.max_iter(net, config.row.even_odd) - 1, "predicted": net.layers[-1] - 1}
+    last = np.array([paper.max_iter(net, even_odd) - 1 for even_odd, _ in WAYS.values()])
     return (
         all(arrays[name].max() <= value for name, value in most.items())
         and bool((arrays["cross_iterations"].max(1) <= last).all())
@@ -225,17 +187,17 @@ def _possible(arrays: Arrays, config: Config, net: Network) -> bool:
 def _agree(record: Mapping[str, Any], arrays: Arrays, config: Config, net: Network) -> bool:
     """Do the record's numbers follow from the arrays? What did not converge has the largest number of iterations."""
     iterations, tenths = arrays["iterations"], arrays["equation_error"]
-    met, limit = iterations < net.max_iter(config.row.even_odd) - 1, round(10 * math.log10(FALSE))
+    met, limit = iterations < paper.max_iter(net, config.row.even_odd) - 1, round(10 * math.log10(FALSE))
     least, most = (met & (tenths > limit)).mean(), (met & (tenths >= limit)).mean()  # an error at the limit is rounded
     means = [
         (record["iterations_mean"], iterations),
-        (record["criteria"][f"{TOL:.3g}"], iterations),
+        (record["criteria"][f"{paper.TOL:.3g}"], iterations),
         (record["not_converged"], ~met),
     ]
     for (name, (even_odd, _)), found in zip(WAYS.items(), arrays["cross_iterations"], strict=True):
         numbers = record["cross"][name]
         means.append((numbers["iterations"], found))
-        means.append((numbers["not_converged"], found == net.max_iter(even_odd) - 1))
+        means.append((numbers["not_converged"], found == paper.max_iter(net, even_odd) - 1))
     radii = arrays.get("spectral_radius")
     return (
         all(_close(number, array.mean()) for number, array in means)
@@ -247,55 +209,3 @@ def _agree(record: Mapping[str, Any], arrays: Arrays, config: Config, net: Netwo
 
 def _close(a: float, b: float, tolerance: float = 1e-9) -> bool:
     return math.isclose(a, float(b), rel_tol=tolerance, abs_tol=1e-12)
-
-
-# -- checkpoints ------------------------------------------------------------------------------------------------
-
-
-def write_checkpoint(path: Path, state: Mapping[str, Any]) -> None:
-    """The digest, then what torch saves."""
-    memory = io.BytesIO()  # torch.save straight to a full disk raises no OSError
-    torch.save(dict(state), memory)
-    write(path, hashlib.sha256(memory.getbuffer()).digest() + memory.getvalue())
-
-
-def read_checkpoint(path: Path, device: torch.device) -> dict[str, Any] | None:
-    """What was saved, or None if the file is not exactly as it was written. Runs no code."""
-    content = path.read_bytes()
-    if hashlib.sha256(content[32:]).digest() != content[:32]:
-        return None
-    try:
-        state = torch.load(io.BytesIO(content[32:]), map_location=device, weights_only=True)
-    except Exception:  # whatever a foreign file makes the reader raise
-        return None
-    return state if isinstance(state, dict) else None
-
-
-# -- weights ----------------------------------------------------------------------------------------------------
-
-
-def save_network(net: Network, path: Path, *, half: bool = False, **facts: Any) -> None:
-    """The network's weights as safetensors, in half precision if asked, with its kind and any facts about it."""
-    dtype = torch.float16 if half else None
-    tensors = {k: t.detach().to("cpu", dtype).contiguous() for k, t in net.state_dict().items()}
-    kind = {"model": type(net).__name__, "layers": list(net.layers), "rho": net.rho.name, **facts}
-    write(path, save(tensors, {k: json.dumps(v) for k, v in kind.items()}))
-
-
-def load_network(path: Path, device: torch.device | str | None = None) -> Network:
-    """The network of a file that `save_network` wrote, in float32. Runs no code."""
-    try:
-        with safe_open(path, framework="pt") as f:
-            kind = {k: json.loads(v) for k, v in (f.metadata() or {}).items()}
-            state = {_key(k): f.get_tensor(k).float() for k in f.keys()}  # noqa: SIM118 (no mapping)
-        net = MODELS[kind["model"]](kind["layers"], rho=kind["rho"], device=device or default_device())
-        net.load_state_dict(state)
-    except (OSError, SafetensorError, KeyError, ValueError, TypeError, RuntimeError) as e:
-        raise RunError(f"{path} holds no network that can be read: {e}") from e
-    return net
-
-
-def _key(name: str) -> str:
-    """Where a parameter is now: files of version 0.1 call the weights W.0, W.1, …"""
-    kind, _, number = name.partition(".")
-    return f"links.{number}.W" if kind == "W" else name

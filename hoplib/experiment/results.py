@@ -1,6 +1,6 @@
 """The records as tables: one tidy frame for each question, the paper's Table 2 beside ours, and the files in results/.
 
-    python -m hoplib.results        write table.csv, .md, .tex and the figures to results/, the table to the README
+    python -m hoplib.experiment.results   write table.csv, .md, .tex and the figures to results/, the table to README
 
 Everything is read from the records that count; nothing is typed by hand. Needs the `notebooks` extra.
 """
@@ -19,11 +19,13 @@ from typing import Any
 
 import pandas as pd  # type: ignore[import-untyped]
 
+from .config import configure
+from .files import load_network, save_network, write
 from .measure import WAYS, Arrays
-from .records import load_network, read_record, record_path, save_network, why_not, write
-from .table import ROWS, Row, configure
+from .records import read_record, record_path, why_not
+from .rows import ROWS, Row
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 SEEDS = (0, 1, 2, 3, 4)
 COMMITTED = ("3-HAM-EO", "5-HAM-EO", "7-HAM-EO", "3-CHN-EO")  # the networks that others start from
 
@@ -278,11 +280,13 @@ def halve(weights: Path) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m hoplib.results", description=(__doc__ or "").split("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m hoplib.experiment.results", description=(__doc__ or "").split("\n")[0]
+    )
     parser.add_argument("--results", type=Path, default=ROOT / "results", help="the folder of runs/")
     parser.add_argument("--output", type=Path, help="where the files go, instead of results/ and the README")
     args = parser.parse_args(argv)
-    from . import plot
+    from .. import plot
 
     runs, output = load(args.results), args.output or args.results
     texts = rendered(runs)

@@ -15,18 +15,20 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from .data import Data
-from .equilibrium import solve
-from .network import HAM, EvenOdd, Network
-from .solvers import Anderson, Picard, Status, residual
-from .table import SOLVERS, TOL, Row
+from .. import paper
+from ..data import Data
+from ..equilibrium import solve
+from ..network import HAM, EvenOdd, Network
+from ..paper import TOL
+from ..solvers import Anderson, Picard, Solver, Status, residual
+from .rows import SOLVERS, Row
 
 CRITERIA = tuple(10 ** (e / 2) for e in range(-16, -3))  # 1e-8 … 1e-2 in half decades
 BINS = np.linspace(-8, 0, 401)  # of log10 residuals
 FALSE = 1e-3  # an image that met the criterion with a larger error of the network's equation has converged to nothing
 LOOK, CROSS, RADII = 1000, 1000, 200  # test images: after each epoch; in every way of solving; for the spectral radius
 OMEGAS = (1.05, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6)
-WAYS: dict[str, tuple[bool, Picard]] = {  # name → even-odd or not, solver
+WAYS: dict[str, tuple[bool, Solver]] = {  # name → even-odd or not, solver
     "synchronous": (False, Picard()),
     "synchronous, Anderson": (False, Anderson()),
     "even-odd": (True, Picard()),
@@ -51,7 +53,7 @@ def evaluate(net: Network, row: Row, data: Data, images: int = 10_000, batch: in
     ‖f(s, x) − s‖/‖f(s, x)‖ of the synchronous equation at the final state: whether what converged is an equilibrium.
     """
     x, label = data.test.x[:images], data.test.label[:images]
-    n = net.max_iter(row.even_odd)
+    n = paper.max_iter(net, row.even_odd)
     counts = np.zeros((n - 1, len(BINS) - 1), np.int64)
     predicted, errors, reached = [], [], []
     for i in range(0, len(x), batch):
@@ -122,7 +124,7 @@ def spectral_radius(net: Network, x: Tensor, steps: int = 40) -> Tensor:
     """
     net = copy.deepcopy(net).double()
     x = x.double()
-    s = solve(net, x, even_odd=True, tol=1e-10, max_iter=5 * net.max_iter(True)).state
+    s = solve(net, x, even_odd=True, tol=1e-10, max_iter=5 * paper.max_iter(net, True)).state
     f = EvenOdd(net, x)
     d_aux, d_main = (net.rho.drho(part) for part in f.every(s).values())
     root = d_main.sqrt()

@@ -1,0 +1,101 @@
+"""Everything that determines the numbers of a training, and the names of its records."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from ..data import SOURCES
+from ..paper import BATCH, EPOCHS, TOL
+from . import rows as table
+from .rows import ROWS, TRAININGS, Row, get_row
+
+
+@dataclass(frozen=True)
+class Config:
+    """Everything that determines the numbers of a training, but the epoch at which it is looked at."""
+
+    row: Row
+    seed: int = 0
+    data: str = "mnist"
+    train_images: int = 60_000
+    test_images: int = 10_000
+    batch_size: int = BATCH
+    tol: float = 1e-6  # where training stops a sample, far below the criterion of the measurement; 0: to the letter
+
+    def __post_init__(self) -> None:
+        if isinstance(self.tol, int):
+            object.__setattr__(self, "tol", float(self.tol))  # 0 and 0.0 are one configuration, of one name
+        layers = self.row.layers
+        if layers[0] != 784 or layers[-1] != 10:
+            raise ValueError(f"digits need 784 input and 10 output neurons; got layers={list(layers)}")
+        if self.data not in SOURCES:
+            raise ValueError(f"unknown data set {self.data!r}; choose from {', '.join(SOURCES)}")
+        counts = SOURCES[self.data].counts
+        for name, least, most in (
+            ("seed", 0, 2**31 - 1),
+            ("batch_size", 1, self.train_images),
+            ("train_images", 1, counts[0]),
+            ("test_images", 1, counts[1]),
+        ):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+                raise ValueError(f"{name} must be an integer from {least} to {most}, not {value!r}")
+        if not 0 <= self.tol < TOL:
+            raise ValueError(
+                f"tol must lie between 0 (the paper's iterations, all of them) and {TOL:g}, the criterion of the "
+                f"measurement; not {self.tol!r}"
+            )
+
+    def settings(self) -> dict[str, Any]:
+        """As plain data, with all that the paper's protocol fixes by the row."""
+        values = {**self.row.settings(), **asdict(replace(self, row=self.row))}
+        values.pop("row")
+        return json.loads(json.dumps({**values, "schedule": EPOCHS, "numerics": table.NUMERICS}))  # type: ignore[no-any-return]
+
+    @property
+    def fingerprint(self) -> str:
+        return hashlib.sha256(json.dumps(self.settings(), sort_keys=True).encode()).hexdigest()[:16]
+
+    @property
+    def variant(self) -> str:
+        """What distinguishes it from the table's training of that name, "" if nothing does: part of file names."""
+        row = self.row
+        usual = (
+            get_row(TRAININGS[row.training][-1])
+            if row.training in TRAININGS
+            else replace(row, layers=(784, 10), lr=0.005)
+        )
+        ours, theirs = self.settings(), Config(usual, self.seed).settings()
+        other = {k: "-".join(map(str, v)) if isinstance(v, list) else v for k, v in ours.items() if v != theirs[k]}
+        text = "".join(f"_{k}={v}" for k, v in other.items())
+        return text if len(text) <= 150 else "_" + hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    @property
+    def name(self) -> str:
+        """The folder of its checkpoints; no other configuration has the same, but for the seed."""
+        return self.row.training + self.variant
+
+
+def configure(
+    row: str | Row, seed: int = 0, *, layers: Sequence[int] = (), epochs: int | None = None, **options: Any
+) -> tuple[Config, dict[str, int]]:
+    """The configuration of a row's training, and what it measures: the name of each record → epoch.
+
+    `row` is a name of the table or a Row of one's own. `layers`, `epochs` and the options make a run another one than
+    the row's; its records then have names of their own. `epochs` may also be more than the row has.
+    """
+    named = get_row(row) if isinstance(row, str) else row
+    names = [n for n in TRAININGS.get(named.training, ()) if ROWS[n].epoch <= named.epoch]
+    rows = {n: ROWS[n] for n in names} if isinstance(row, str) else {named.training: named}
+    config = Config(replace(named, layers=tuple(layers) or named.layers), seed, **options)
+    records = {}
+    for name, r in rows.items():
+        epoch = r.epoch if epochs is None else epochs if r.epoch == named.epoch else min(epochs, r.epoch)
+        replace(r, epoch=epoch)  # raises on an impossible one
+        usual = name in ROWS and epoch == ROWS[name].epoch
+        records[name + config.variant + ("" if usual else f"_epochs={epoch}")] = epoch
+    return config, records

@@ -1,0 +1,101 @@
+"""Files that are whole or not there: every write is atomic, a checkpoint carries its digest, no load runs code."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import json
+import os
+import uuid
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+
+from ..network import Network, default_device
+from .rows import MODELS
+
+
+class RunError(RuntimeError):
+    """A run cannot go on; the message names the problem and the way out."""
+
+
+@contextlib.contextmanager
+def atomic(path: Path) -> Iterator[Path]:
+    """A temporary file that takes the place of `path` when all went well, and is removed otherwise."""
+    part = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
+        part.touch()
+        yield part
+        with part.open("rb") as f:
+            os.fsync(f.fileno())
+        os.replace(part, path)
+    except OSError as e:
+        raise RunError(f"cannot write {path}: {e.strerror or e}") from e
+    finally:
+        if part is not None:
+            part.unlink(missing_ok=True)
+
+
+def write(path: Path, content: bytes | Mapping[str, Any]) -> None:
+    """Put bytes, or plain data as JSON, in a file, atomically."""
+    with atomic(path) as part:
+        part.write_bytes(content if isinstance(content, bytes) else (json.dumps(content, indent=1) + "\n").encode())
+
+
+# -- checkpoints ------------------------------------------------------------------------------------------------
+
+
+def write_checkpoint(path: Path, state: Mapping[str, Any]) -> None:
+    """The digest, then what torch saves."""
+    memory = io.BytesIO()  # torch.save straight to a full disk raises no OSError
+    torch.save(dict(state), memory)
+    write(path, hashlib.sha256(memory.getbuffer()).digest() + memory.getvalue())
+
+
+def read_checkpoint(path: Path, device: torch.device) -> dict[str, Any] | None:
+    """What was saved, or None if the file is not exactly as it was written. Runs no code."""
+    content = path.read_bytes()
+    if hashlib.sha256(content[32:]).digest() != content[:32]:
+        return None
+    try:
+        state = torch.load(io.BytesIO(content[32:]), map_location=device, weights_only=True)
+    except Exception:  # whatever a foreign file makes the reader raise
+        return None
+    return state if isinstance(state, dict) else None
+
+
+# -- weights ----------------------------------------------------------------------------------------------------
+
+
+def save_network(net: Network, path: Path, *, half: bool = False, **facts: Any) -> None:
+    """The network's weights as safetensors, in half precision if asked, with its kind and any facts about it."""
+    dtype = torch.float16 if half else None
+    tensors = {k: t.detach().to("cpu", dtype).contiguous() for k, t in net.state_dict().items()}
+    kind = {"model": type(net).__name__, "layers": list(net.layers), "rho": net.rho.name, **facts}
+    write(path, save(tensors, {k: json.dumps(v) for k, v in kind.items()}))
+
+
+def load_network(path: Path, device: torch.device | str | None = None) -> Network:
+    """The network of a file that `save_network` wrote, in float32. Runs no code."""
+    try:
+        with safe_open(path, framework="pt") as f:
+            kind = {k: json.loads(v) for k, v in (f.metadata() or {}).items()}
+            state = {_key(k): f.get_tensor(k).float() for k in f.keys()}  # noqa: SIM118 (no mapping)
+        net = MODELS[kind["model"]](kind["layers"], rho=kind["rho"], device=device or default_device())
+        net.load_state_dict(state)
+    except (OSError, SafetensorError, KeyError, ValueError, TypeError, RuntimeError) as e:
+        raise RunError(f"{path} holds no network that can be read: {e}") from e
+    return net
+
+
+def _key(name: str) -> str:
+    """Where a parameter is now: files of version 0.1 call the weights W.0, W.1, …"""
+    kind, _, number = name.partition(".")
+    return f"links.{number}.W" if kind == "W" else name
