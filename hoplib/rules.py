@@ -25,11 +25,21 @@ Slopes = tuple[Tensor | None, Tensor | None]
 
 @dataclass(frozen=True)
 class Rule:
-    """What a sweep asks of a rule, for the neurons of a block with the activation ρ."""
+    """What a sweep asks of a rule, for the neurons of a block with the activation ρ.
+
+    A subclass must write `settle`. What it does not say about it is safe, not inherited from another rule: the slopes
+    are then autograd's, and the neurons may have a memory.
+    """
 
     rho: Activation
-    memory: ClassVar[bool] = False  # does what a neuron settles to depend on where it was?
+    memory: ClassVar[bool] = True  # does what a neuron settles to depend on where it was?
     plain: ClassVar[bool] = False  # is it s ← h, whose slopes are known without the field?
+
+    def __init_subclass__(cls) -> None:
+        if "settle" in vars(cls):
+            for name in ("slopes", "memory", "plain"):
+                if name not in vars(cls):
+                    setattr(cls, name, getattr(Rule, name))
 
     def emit(self, s: Tensor, out: Tensor | None = None) -> Tensor:
         """What the block shows to others: ρ(s)."""
@@ -41,7 +51,11 @@ class Rule:
 
     def slopes(self, s: Tensor, h: Tensor) -> Slopes:
         """∂s'/∂s and ∂s'/∂h of `settle`."""
-        raise NotImplementedError
+        with torch.enable_grad():
+            s, h = s.detach().requires_grad_(), h.detach().requires_grad_()
+            total = self.settle(s, h).sum()
+        a, c = torch.autograd.grad(total, [s, h], allow_unused=True, materialize_grads=True)
+        return a, c
 
     def energy(self, s: Tensor) -> Tensor:
         """The part of the energy that couples nothing, neuron by neuron."""
@@ -55,7 +69,7 @@ class Rule:
 class HamRule(Rule):
     """s ← h; the neuron's energy s ρ(s) − L(s) − h ρ(s) has its minimum there (the Legendre transform)."""
 
-    plain = True
+    memory, plain = False, True
 
     def settle(self, s: Tensor, h: Tensor, out: Tensor | None = None) -> Tensor:
         return h if out is None or out is h else out.copy_(h)
@@ -76,7 +90,6 @@ class ChnRule(Rule):
 
     steps: int = 1
     omega: float = 1.0
-    memory = True
 
     def settle(self, s: Tensor, h: Tensor, out: Tensor | None = None) -> Tensor:
         if out is not None and kernels.settle(self.rho, s, h, self.omega, self.steps, out):
@@ -106,6 +119,8 @@ class ChnRule(Rule):
 
 class ExactRule(Rule):
     """s ← ς⁻¹(h), the solution of s = ρ'(s) h: the CHN's neuron at rest in its field, whatever it was before."""
+
+    memory = False
 
     def settle(self, s: Tensor, h: Tensor, out: Tensor | None = None) -> Tensor:
         settled = self.rho.varsigma_inv(h)
