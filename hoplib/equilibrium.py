@@ -49,8 +49,8 @@ class Adjoint:
         _check_tol(self.tol)
 
     def turns(self, f: Sweep, z_star: Tensor, state: Tensor, residual: Tensor, grad: Tensor) -> list[Turn]:
-        split = f.net.split
-        return [Turn(split(f.net.rho.rho(state)), split(self.cotangent(f, state, grad)))]
+        split, r = f.net.split, f.net.rho.rho(state, out=torch.empty_like(state))
+        return [Turn(split(r), split(self.cotangent(f, state, grad)))]
 
     def cotangent(self, f: Sweep, state: Tensor, grad: Tensor) -> Tensor:
         """The gradient by the field of every neuron, given the gradient by the state."""

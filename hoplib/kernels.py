@@ -35,14 +35,15 @@ def fit(
     """Are the loops for these tensors? They must be alike, need no gradient, and, unless `strided`, be contiguous."""
     if numba is None or torch.get_num_threads() > 1:
         return False
-    first, grad = tensors[0], torch.is_grad_enabled()
-    return first.dtype in dtypes and all(
-        t.device.type == "cpu"
-        and (t.dtype, t.shape) == (first.dtype, first.shape)
-        and (strided or t.is_contiguous())
-        and not (grad and t.requires_grad)
-        for t in tensors
-    )
+    dtype, shape, grad = tensors[0].dtype, tensors[0].shape, torch.is_grad_enabled()
+    if dtype not in dtypes:
+        return False
+    for t in tensors:  # no generator: this is asked in every half-step
+        if not t.is_cpu or t.dtype != dtype or t.shape != shape or (grad and t.requires_grad):
+            return False
+        if not (strided or t.is_contiguous()):
+            return False
+    return True
 
 
 def compiled(loop: Loop) -> Loop:
@@ -203,6 +204,13 @@ def _settle(s: Array, h: Array, w: Any, steps: int, out: Array) -> None:
         out[i] = both[steps % 2]
 
 
+@compiled
+def _step(s: Array, r: Array, w: Any, h: Array) -> None:
+    """One local step in the place of h (two names for one array would keep the loop from running in vectors)."""
+    for j in range(len(s)):
+        h[j] = (_1 - w) * s[j] + _4 * w * r[j] * (_1 - r[j]) * h[j]
+
+
 def rho(activation: Any, s: Tensor, out: Tensor) -> bool:
     """ρ(s) into `out`, if there are loops for this activation and these tensors; did it?"""
     if not _serves(activation, s, out):
@@ -211,8 +219,12 @@ def rho(activation: Any, s: Tensor, out: Tensor) -> bool:
     return True
 
 
-def settle(activation: Any, s: Tensor, h: Tensor, w: float, steps: int, out: Tensor) -> bool:
+def settle(activation: Any, s: Tensor, h: Tensor, w: float, steps: int, out: Tensor, r: Tensor | None = None) -> bool:
     """So many local steps of a CHN into `out`, if there are loops for this activation and these tensors; did it?"""
+    if steps == 1 and r is not None and h is out and _serves(activation, s, r, out):
+        s_, r_, out_ = (t.detach().view(-1).numpy() for t in (s, r, out))
+        _step(s_, r_, np.float32(w), out_)
+        return True
     if not _serves(activation, s, h, out, strided=True):
         return False
     _settle(s.detach().numpy(), h.detach().numpy(), np.float32(w), steps, out.detach().numpy())

@@ -134,12 +134,12 @@ class Network(nn.Module):
         """The map that gives one block after the other its turn. The share of x in the field is taken from `like`."""
         rules = [self.rule(self.rho.of(block), len(blocks) == 1) for block in blocks]
         drive, products = (self.drive(x), None) if like is None else (like.drive, like.products)
-        return Sweep(self, drive, blocks, rules, omega, products)
+        return Sweep(self, drive, blocks, rules, omega, products, batch=len(x))
 
     def field(self, s: Tensor, x: Tensor) -> Tensor:
         """h = W ρ(s) + b + U ρ(x): the bracket of Eqs. (5) and (6)."""
         f = self.sweep(x, [self.hidden])
-        return f.field(0, self.split(self.rho.rho(s)), len(x))
+        return f.field(0, self.split(self.rho.rho(s)))
 
     # -- the equations ------------------------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@
     Affine       λ ← g + A λ + D h, the linearised rule: with it the adjoint is a sweep like any other
 
 `slopes` are A = ∂s'/∂s and C = ∂s'/∂h, element-wise; None stands for 0 and 1. Where a tensor `out` is given (then no
-gradient is wanted), the result is left there, and h may be used up.
+gradient is wanted), the result is left there; h may be that tensor, or be used up. r is ρ(s), where it is known.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Rule:
         """What the block shows to others: ρ(s)."""
         return self.rho.rho(s, out=out)
 
-    def settle(self, s: Tensor, h: Tensor, out: Tensor | None = None) -> Tensor:
+    def settle(self, s: Tensor, h: Tensor, out: Tensor | None = None, r: Tensor | None = None) -> Tensor:
         """The new state in the field h."""
         raise NotImplementedError
 
@@ -71,7 +71,7 @@ class HamRule(Rule):
 
     memory, plain = False, True
 
-    def settle(self, s: Tensor, h: Tensor, out: Tensor | None = None) -> Tensor:
+    def settle(self, s: Tensor, h: Tensor, out: Tensor | None = None, r: Tensor | None = None) -> Tensor:
         return h if out is None or out is h else out.copy_(h)
 
     def slopes(self, s: Tensor, h: Tensor) -> Slopes:
@@ -91,8 +91,8 @@ class ChnRule(Rule):
     steps: int = 1
     omega: float = 1.0
 
-    def settle(self, s: Tensor, h: Tensor, out: Tensor | None = None) -> Tensor:
-        if out is not None and kernels.settle(self.rho, s, h, self.omega, self.steps, out):
+    def settle(self, s: Tensor, h: Tensor, out: Tensor | None = None, r: Tensor | None = None) -> Tensor:
+        if out is not None and kernels.settle(self.rho, s, h, self.omega, self.steps, out, r):
             return out
         for _ in range(self.steps):
             s = torch.lerp(s, self.rho.drho(s) * h, self.omega)
@@ -122,7 +122,7 @@ class ExactRule(Rule):
 
     memory = False
 
-    def settle(self, s: Tensor, h: Tensor, out: Tensor | None = None) -> Tensor:
+    def settle(self, s: Tensor, h: Tensor, out: Tensor | None = None, r: Tensor | None = None) -> Tensor:
         settled = self.rho.varsigma_inv(h)
         return settled if out is None else out.copy_(settled)
 
@@ -149,7 +149,7 @@ class Affine(Rule):
     def emit(self, s: Tensor, out: Tensor | None = None) -> Tensor:
         return s if self.C is None else torch.mul(self.C, s, out=out)
 
-    def settle(self, s: Tensor, h: Tensor, out: Tensor | None = None) -> Tensor:
+    def settle(self, s: Tensor, h: Tensor, out: Tensor | None = None, r: Tensor | None = None) -> Tensor:
         if self.rho.elementwise:
             new = torch.addcmul(self.g, self.D, h, out=out)
         else:

@@ -70,8 +70,11 @@ class Sweep:
         rules: Sequence[Rule],
         omega: float = 1.0,
         products: Mapping[tuple[int, int], tuple[Product, Product]] | None = None,
+        *,
+        batch: int,
     ) -> None:
-        self.net, self.drive, self.omega, self.rules = net, drive, omega, list(rules)
+        self.net, self.drive, self.omega, self.rules, self.batch = net, drive, omega, list(rules), batch
+        self.like: Tensor = net.b[0]  # of the network's type and on its device
         single = [rule for rule in rules if isinstance(rule, ChnRule) and rule.steps == 1]
         if omega != 1 and len(single) == len(rules):  # such a rule relaxes by itself
             self.omega, self.rules = 1.0, [replace(rule, omega=omega * rule.omega) for rule in single]
@@ -110,51 +113,39 @@ class Sweep:
         `lit` are the layers whose activations may differ from 0; None: all.
         """
         rule, own = self.rules[k], s.get(k, self.like)  # where it is not known, nobody asks
-        r: Layers = {}
-        for j in self.sources[k]:
-            scratch = None if out is None else self.buffer("r", j, s[j])
-            r |= self.blocks[j].views(self.rules[j].emit(s[j], scratch))
+        shown = {j: self.rules[j].emit(s[j], None if out is None else self.buffer("r", j)) for j in self.sources[k]}
+        r = {l: t for j, flat in shown.items() for l, t in self.blocks[j].views(flat).items()}
         if lit is not None:
             r = {l: t for l, t in r.items() if l in lit}
-        batch, place = len(next(iter(s.values()))), None
-        if out is not None:  # where the rule forgets and nothing is relaxed, the field may be left in `out` itself
-            place = out if self.omega == 1 and not rule.memory else self.buffer("h", k, own)
-        h = self.field(k, r, batch, place)
-        new = rule.settle(own, h, out if self.omega == 1 or rule.memory else None)
+        place = out if out is None or out.is_contiguous() else self.buffer("h", k)  # products go there faster
+        h = self.field(k, r, place)
+        new = rule.settle(own, h, out, shown.get(k))
         return new if self.omega == 1 else torch.lerp(own, new, self.omega, out=out)
 
-    def field(
-        self, k: int, r: Mapping[int, Tensor], batch: int, out: Tensor | None = None, *, driven: bool = True
-    ) -> Tensor:
+    def field(self, k: int, r: Mapping[int, Tensor], out: Tensor | None = None, *, driven: bool = True) -> Tensor:
         """h of block k: the drive (unless not `driven`), plus every link's product with the activations r."""
         views = None if out is None else self.blocks[k].views(out)
         fields: list[Tensor] = []
         for l in self.blocks[k].members:
-            h, target = self.drive.get(l) if driven else None, None if views is None else views[l]
-            sources = [(j, product) for j, product in self.incoming[l] if j in r]
-            for j, product in sources:
-                h = product(r[j], h, target)
+            h, target, silent = self.drive.get(l) if driven else None, None if views is None else views[l], True
+            for j, product in self.incoming[l]:
+                if j in r:
+                    h, silent = product(r[j], h, target), False
             if h is None:
                 h = self.like.new_zeros(1, self.net.layers[l])
-            if not sources:  # nobody speaks to the layer
-                h = h.expand(batch, -1) if target is None else target.copy_(h)
+            if silent:  # nobody speaks to the layer
+                h = h.expand(self.batch, -1) if target is None else target.copy_(h)
             fields.append(h)
-        return (torch.cat(fields, 1) if fields else self.like.new_zeros(batch, 0)) if out is None else out
+        return (torch.cat(fields, 1) if fields else self.like.new_zeros(self.batch, 0)) if out is None else out
 
-    @property
-    def like(self) -> Tensor:
-        """Of the network's type and on its device."""
-        bias: Tensor = self.net.b[0]
-        return bias
-
-    def buffer(self, name: str, k: int, like: Tensor) -> Tensor:
+    def buffer(self, name: str, k: int) -> Tensor:
         """A scratch tensor that lives as long as the sweep."""
         if (name, k) not in self._buffers:
-            self._buffers[name, k] = like.new_empty(len(like), self.blocks[k].size)
+            self._buffers[name, k] = self.like.new_empty(self.batch, self.blocks[k].size)
         return self._buffers[name, k]
 
     def target(self, k: int, out: Tensor) -> Tensor:
-        return out[:, self.places[k]] if k in self.places else self.buffer("first", k, out)
+        return out[:, self.places[k]] if k in self.places else self.buffer("first", k)
 
     # -- states -------------------------------------------------------------------------------------------------
 
@@ -162,15 +153,9 @@ class Sweep:
         """The blocks that z holds, by their number."""
         return {k: z[:, place] for k, place in self.places.items()}
 
-    def start(self, s: Tensor | None = None, batch: int | None = None) -> Tensor:
+    def start(self, s: Tensor | None = None) -> Tensor:
         """z⁰: the paper's s⁰ = 0, or that part of the given state."""
-        if s is not None:
-            return self.cut(s)
-        return self.like.new_zeros(self.batch if batch is None else batch, self.size)
-
-    @property
-    def batch(self) -> int:
-        return max(len(d) for d in self.drive.values() if d.ndim == 2)
+        return self.like.new_zeros(self.batch, self.size) if s is None else self.cut(s)
 
     def join(self, z: Tensor) -> Tensor:
         """The state (batch, N) that z stands for."""
@@ -197,7 +182,7 @@ class Sweep:
     def again(self, x: Tensor) -> Sweep:
         """The same sweep for the inputs x, with the graph of autograd where that is on."""
         part = copy(self)
-        part.drive, part._buffers = self.net.drive(x), {}
+        part.drive, part.batch, part._buffers = self.net.drive(x), len(x), {}
         part.link(self.net.products())
         return part
 
@@ -206,7 +191,7 @@ class Sweep:
         part = copy(self)
         part.drive = {l: d.index_select(0, keep) if d.ndim == 2 else d for l, d in self.drive.items()}
         part.rules = [rule.restrict(keep) for rule in self.rules]
-        part._buffers = {}
+        part.batch, part._buffers = len(keep), {}
         return part
 
     # -- derivatives --------------------------------------------------------------------------------------------
@@ -229,7 +214,7 @@ class Sweep:
             h = own
             if not self.rules[k].plain:
                 r = {l: t for j in self.sources[k] for l, t in self.seen(j, states[j]).items()}
-                h = self.field(k, r, len(s))
+                h = self.field(k, r)
             rho = self.rules[k].rho
             rules.append(Affine(rho, *self.slopes(k, own, h), rho.slope(own), g[k]))
         last = len(rules) - 1
@@ -255,7 +240,7 @@ class Sweep:
             own = s.get(k, z)
             states = {j: s[j] for j in self.sources[k]}
             r = {l: t for j, state in states.items() for l, t in self.seen(j, state).items()}
-            h = self.field(k, r, len(z))
+            h = self.field(k, r)
             new = self.rules[k].settle(own, h)
             slopes = self.slopes(k, own, h)
             turns.append((k, states, r, slopes))
@@ -267,13 +252,13 @@ class Sweep:
             found.append(Turn(r, views))
             back[k] = torch.zeros_like(mu) if a is None else a * back[k]
             for j, state in states.items():
-                h = self.transposed(j, views, len(z))
+                h = self.transposed(j, views)
                 back[j] = back[j] + self.rules[j].rho.times(self.rules[j].rho.slope(state), h)
         return found
 
-    def transposed(self, k: int, mu: Layers, batch: int) -> Tensor:
+    def transposed(self, k: int, mu: Layers) -> Tensor:
         """W μ in block k: what the fields of other blocks do to it, W being symmetric."""
-        return self.field(k, mu, batch, driven=False)
+        return self.field(k, mu, driven=False)
 
 
 class AdjointSweep(Sweep):
@@ -291,31 +276,29 @@ class AdjointSweep(Sweep):
         products: Mapping[tuple[int, int], tuple[Product, Product]],
         lit: Set[int],
     ) -> None:
-        super().__init__(net, {}, blocks, rules, products=products)
+        super().__init__(net, {}, blocks, rules, products=products, batch=len(rules[0].g))
         self.lit, self.g = lit, [rule.g for rule in rules]
 
     @torch.no_grad()
     def __call__(self, z: Tensor, out: Tensor | None = None) -> Tensor:
         return super().__call__(z, out)
 
-    @property
-    def batch(self) -> int:
-        return len(self.g[0])
-
-    def begin(self) -> tuple[dict[int, Tensor], Set[int]]:
+    def begin(self) -> tuple[dict[int, Tensor], Set[int] | None]:
         """λ before the first term, and where it is not 0: g in the last block, with what a forgotten one adds to it."""
         last = len(self.blocks) - 1
         s = {k: torch.zeros_like(g) for k, g in enumerate(self.g)}
         s[last] = self.g[last]
-        lit: Set[int] = {l for l in self.lit if l in self.blocks[last].members}
-        if self.forgets and self.lit - lit:
+        lit: Set[int] | None = {l for l in self.lit if l in self.blocks[last].members}
+        if self.forgets and self.lit != lit:
             s[0] = self.g[0]
             s[last] = self.half(last, s, lit=self.lit)
             lit = self.grow(self.lit, last)
         return s, lit
 
-    def grow(self, lit: Set[int], k: int) -> Set[int]:
-        """The layers that are lit after block k's turn."""
+    def grow(self, lit: Set[int] | None, k: int) -> Set[int] | None:
+        """The layers that are lit after block k's turn; None: all."""
+        if lit is None or len(lit) == len(self.net.hidden):
+            return None
         members, memory = self.blocks[k].members, self.rules[k].memory
         reached = {l for l in members if l in self.lit or any(j in lit for j, _ in self.incoming[l])}
         return reached | {l for l in lit if memory or l not in members}

@@ -107,7 +107,7 @@ class GuardedRule(hop.HamRule):
     memory = True
     plain = False
 
-    def settle(self, s, h, out=None):
+    def settle(self, s, h, out=None, r=None):
         new = torch.where(self.taken(s, h), h + self.eta * (h - s), h)
         return new if out is None else out.copy_(new)
 

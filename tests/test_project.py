@@ -1,5 +1,6 @@
 """pyproject, the lock, environment.yml and the code agree, and the repository speaks of the project alone."""
 
+import ast
 import re
 import shutil
 import subprocess
@@ -114,3 +115,35 @@ def test_no_path_of_one_machine_is_committed():
             continue
         found = pattern.search(path.read_text())
         assert not found, f"{name}: {found.group(0)}"
+
+
+def imports(path):
+    """The modules of hoplib that a module imports when it runs, by their names below hoplib."""
+    package = path.relative_to(ROOT / "hoplib").parent.parts
+    body = ast.parse(path.read_text()).body
+    running = [n for n in body if not (isinstance(n, ast.If) and ast.unparse(n.test) == "TYPE_CHECKING")]
+    for node in (n for top in running for n in ast.walk(top)):
+        if isinstance(node, ast.ImportFrom) and node.level:
+            base = package[: len(package) - node.level + 1]
+            yield from (
+                [".".join([*base, node.module])] if node.module else (".".join([*base, a.name]) for a in node.names)
+            )
+
+
+def test_the_picture_of_the_modules_is_true():
+    paths = {".".join(p.relative_to(ROOT / "hoplib").with_suffix("").parts): p for p in ROOT.glob("hoplib/**/*.py")}
+    direct = {name: {i for i in imports(p) if i in paths} for name, p in paths.items() if "__init__" not in name}
+
+    def reached(name):
+        return direct[name] | {far for near in direct[name] for far in reached(near)}
+
+    needed = {
+        (name, near)
+        for name, found in direct.items()
+        for near in found
+        if not any(near in reached(other) for other in found - {near})
+    }
+    text = (ROOT / "ARCHITECTURE.md").read_text()
+    assert set(re.findall(r"^    (\S+) --> (\S+)$", text, re.M)) == needed
+    table = re.findall(r"`\.?([a-z.]+)`", text[text.index("| module |") : text.index("## A digit")])
+    assert {name.removeprefix("experiment.") for name in direct} <= {name.removeprefix("experiment.") for name in table}

@@ -88,7 +88,7 @@ class TestEnergy:
 class Slow(ChnRule):
     """A rule that says no more than where a neuron goes: half of the way, from wherever it was."""
 
-    def settle(self, s, h, out=None):
+    def settle(self, s, h, out=None, r=None):
         new = s + 0.5 * (self.rho.varsigma_inv(h) - s)
         return new if out is None else out.copy_(new)
 
@@ -96,7 +96,7 @@ class Slow(ChnRule):
 class Memoryless(HamRule):
     """A rule that does not mention its memory."""
 
-    def settle(self, s, h, out=None):
+    def settle(self, s, h, out=None, r=None):
         new = 0.5 * s + 0.5 * h
         return new if out is None else out.copy_(new)
 

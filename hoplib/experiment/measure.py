@@ -130,8 +130,8 @@ def spectral_radius(net: Network, x: Tensor, steps: int = 40) -> Tensor:
     root = d_main.sqrt()
 
     def gram(v: Tensor) -> Tensor:
-        up = f.transposed(0, f.blocks[1].views(root * v), len(v))
-        return root * f.transposed(1, f.blocks[0].views(d_aux * up), len(v))
+        up = f.transposed(0, f.blocks[1].views(root * v))
+        return root * f.transposed(1, f.blocks[0].views(d_aux * up))
 
     v = torch.rand(d_main.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(x.device)
     steps = min(steps, v.shape[1])
