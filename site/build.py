@@ -35,8 +35,11 @@ def lay_out(notebooks: Path, source: Path) -> None:
 
 def trim(mathjax: Path) -> None:
     """Leave of MathJax what the pages can ask for."""
-    for path in mathjax.rglob("*"):
-        if path.is_file() and not path.relative_to(mathjax).as_posix().startswith(MATHJAX):
+    for path in sorted(mathjax.rglob("*"), reverse=True):
+        if path.is_dir():
+            if not any(path.iterdir()):
+                path.rmdir()
+        elif not path.relative_to(mathjax).as_posix().startswith(MATHJAX):
             path.unlink()
 
 
@@ -44,6 +47,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="site/build.py", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--output", type=Path, default=ROOT / "build" / "site", help="default: build/site")
     parser.add_argument("--notebooks", type=Path, help="default: build/notebooks if it is there, else notebooks")
+    parser.add_argument("--playground", type=Path, default=ROOT / "build" / "playground.html", help="a page to link to")
     args = parser.parse_args(argv)
     executed = ROOT / "build" / "notebooks"
     notebooks = args.notebooks or (executed if executed.exists() else ROOT / "notebooks")
@@ -52,6 +56,8 @@ def main(argv: list[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as source:
         lay_out(notebooks, Path(source))
         options = ["-q", "-W", "--keep-going", "-c", str(ROOT / "site"), "-d", os.path.join(source, ".doctrees")]
+        if args.playground.exists():
+            options += ["-D", f"html_extra_path={args.playground.resolve()}"]
         if failed := sphinx([*options, source, str(args.output)]):
             return failed
     trim(args.output / "_static" / "mathjax")
