@@ -1,6 +1,6 @@
 """Build the site: `python site/build.py` is what `make site` runs, in seconds.
 
-The notebooks are those that `make paper` has executed into build/notebooks, else the committed ones, which are executed
+A notebook is taken from build/notebooks where `make paper` has executed it, else as it is committed, which is executed
 too. Everything that the pages need is inside the site: it works from a folder, without a server, and without a network.
 """
 
@@ -24,13 +24,15 @@ def lay_out(notebooks: Path, source: Path) -> None:
     for page in (ROOT / "site").glob("*.md"):
         shutil.copy(page, source)
     shutil.copy(ROOT / "README.md", source)
-    shutil.copytree(ROOT / "results", source / "results", ignore=shutil.ignore_patterns("[!tf]*", "*.pdf"))
+    shutil.copytree(ROOT / "results" / "figures", source / "results" / "figures")
+    shutil.copy(ROOT / "results" / "table.md", source / "results")
     coverage = (ROOT / "COVERAGE.md").read_text()
     (source / "COVERAGE.md").write_text(re.sub(r"`([\w-]+)` \|$", r"[`\1`](#cell-\1) |", coverage, flags=re.M))
     (source / "notebooks").mkdir()
-    for path in sorted(notebooks.glob("[0-9]*.ipynb")):
-        text = path.read_text().replace("](../hoplib)", "](../api.md)")
-        (source / "notebooks" / path.name).write_text(text)
+    for committed in sorted((ROOT / "notebooks").glob("[0-9]*.ipynb")):
+        executed = notebooks / committed.name
+        text = (executed if executed.exists() else committed).read_text()
+        (source / "notebooks" / committed.name).write_text(text.replace("](../hoplib)", "](../api.md)"))
 
 
 def trim(mathjax: Path) -> None:
@@ -46,21 +48,24 @@ def trim(mathjax: Path) -> None:
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="site/build.py", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--output", type=Path, default=ROOT / "build" / "site", help="default: build/site")
-    parser.add_argument("--notebooks", type=Path, help="default: build/notebooks if it is there, else notebooks")
+    parser.add_argument("--notebooks", type=Path, default=ROOT / "build" / "notebooks", help="default: build/notebooks")
     parser.add_argument("--playground", type=Path, default=ROOT / "build" / "playground.html", help="a page to link to")
     args = parser.parse_args(argv)
-    executed = ROOT / "build" / "notebooks"
-    notebooks = args.notebooks or (executed if executed.exists() else ROOT / "notebooks")
+    if args.output.exists() and any(args.output.iterdir()) and not (args.output / "objects.inv").exists():
+        parser.error(f"{args.output} holds something else than a site, and is left alone")
     start = time.process_time()
-    shutil.rmtree(args.output, ignore_errors=True)
-    with tempfile.TemporaryDirectory() as source:
-        lay_out(notebooks, Path(source))
-        options = ["-q", "-W", "--keep-going", "-c", str(ROOT / "site"), "-d", os.path.join(source, ".doctrees")]
+    with tempfile.TemporaryDirectory() as scratch:
+        source, made = Path(scratch) / "source", Path(scratch) / "site"
+        source.mkdir()
+        lay_out(args.notebooks, source)
+        options = ["-q", "-W", "--keep-going", "-c", str(ROOT / "site"), "-d", os.path.join(scratch, "doctrees")]
         if args.playground.exists():
             options += ["-D", f"html_extra_path={args.playground.resolve()}"]
-        if failed := sphinx([*options, source, str(args.output)]):
+        if failed := sphinx([*options, str(source), str(made)]):
             return failed
-    trim(args.output / "_static" / "mathjax")
+        trim(made / "_static" / "mathjax")
+        shutil.rmtree(args.output, ignore_errors=True)
+        shutil.move(made, args.output)
     pages = len(list(args.output.rglob("*.html")))
     seconds = time.process_time() - start
     print(f"{pages} pages in {seconds:.0f} s of CPU time: open {os.path.relpath(args.output / 'index.html')}")

@@ -117,6 +117,15 @@ def test_without_a_playground_the_index_does_not_speak_of_it():
     assert "playground" not in Template((ROOT / "site" / "index.md").read_text()).render(playground=False)
 
 
+def test_a_folder_with_something_else_is_left_alone(tmp_path):
+    (tmp_path / "mine.txt").write_text("keep me")
+    command = [sys.executable, ROOT / "site" / "build.py", "--output", tmp_path]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "left alone" in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
+
+
 # -- in a browser -----------------------------------------------------------------------------------------------
 
 
