@@ -8,7 +8,7 @@ export OMP_NUM_THREADS ?= 1
 # Without its cached bytecode torch takes three times as long to import, in every kernel anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup test lint paper results table status lab bench lock clean
+.PHONY: help setup test lint paper site results table status lab bench lock clean
 help:  ## this list
 	@grep -hE '^[a-z]+:.*##' Makefile | sed -E 's/:[^#]*## /\t/' | expand -t 12
 
@@ -32,9 +32,13 @@ test: lint  ## everything that can fail, in a few minutes
 		--nbval-lax --nbval-current-env --nbval-cell-timeout 120 \
 		--cov=hoplib --cov-report=term-missing:skip-covered --cov-fail-under=95
 
-paper: setup  ## execute all notebooks in order, draw the table and figures; all in build/
+paper: setup  ## execute all notebooks in order, draw the table and figures, make the site; all in build/
 	$(BIN)/python -m hoplib.experiment.notebooks
 	$(BIN)/python -m hoplib.experiment.results --output build
+	$(BIN)/python site/build.py
+
+site: setup  ## the notebooks, the table and the library as web pages: build/site/index.html
+	$(BIN)/python site/build.py
 
 results: setup  ## the table and the figures of the records, in results/ and the README
 	$(BIN)/python -m hoplib.experiment.results
