@@ -16,8 +16,9 @@ OUTPUT = HERE.parent / "build" / "playground.html"
 
 def module() -> str:
     """settle.js and playground.js as one ES module: what anywidget takes, and what the page runs."""
-    view, imports = re.subn(r'^import \{[^}]*\} from "\./settle\.js";\n', "", (HERE / "playground.js").read_text(), flags=re.M)
-    assert imports == 1, "playground.js imports settle.js, in one line, and nothing else"
+    view = (HERE / "playground.js").read_text()
+    view, imports = re.subn(r'^import \{[^}]*\} from "\./settle\.js";\n', "", view, flags=re.M)
+    assert imports == 1, "playground.js imports settle.js, once, and nothing else"
     return (HERE / "settle.js").read_text() + view
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 import hoplib as hop
 from hoplib.data import Data
 from hoplib.records import write
-from hoplib.table import LR, Config, Row
+from hoplib.table import LR, TOL, Config, Row
 from hoplib.train import Training
 
 from . import ways
@@ -31,7 +31,7 @@ EACH, CYCLING = 2, 4  # sample digits: of each class, and such that synchronous 
 
 
 def train(layers: tuple[int, ...], data: Data) -> hop.HAM:
-    """As a row of the table, but with the whole schedule of learning rates in a few epochs; rounded to half precision."""
+    """As a row of the table, but with all its learning rates in a few epochs; rounded to half precision."""
     config = Config(Row("HAM", layers, "picard", True, LR[len(layers)]))
     training = Training(config, torch.device("cpu"))
     training.schedule = hop.linear_decay(training.optimizer, EPOCHS)
@@ -48,7 +48,8 @@ def best_omega(net: hop.HAM, x: Tensor) -> float:
 
     def mean(omega: float) -> float:
         f = hop.EvenOdd(ways.relaxed(net, omega), x)
-        return hop.iterate(f, f.start(), hop.Picard(), max_iter=MAX_ITER, tol=ways.TOL).iterations.double().mean().item()
+        sol = hop.iterate(f, f.start(), hop.Picard(), max_iter=MAX_ITER, tol=TOL)
+        return sol.iterations.double().mean().item()
 
     return min(OMEGAS, key=mean)
 
@@ -64,36 +65,39 @@ def facts(net: hop.HAM, data: Data) -> dict[str, Any]:
         "test_accuracy": (sol.output.argmax(1) == data.test.label).double().mean().item(),
         "omega": omega,
         "images": LOOK,
-        "iterations": {name: s.iterations.double().mean().item() + 2 for name, s in solved.items()},  # as the page counts
+        # as the page counts: all that were made
+        "iterations": {name: s.iterations.double().mean().item() + 2 for name, s in solved.items()},
         "not_settled": {name: 1 - s.converged.double().mean().item() for name, s in solved.items()},
     }
 
 
-def choose(net: hop.HAM, data: Data, omega: float) -> list[int]:
-    """The first test images of each class, then the first that only synchronous updates cannot settle."""
+def choose(net: hop.HAM, data: Data, omega: float) -> tuple[list[int], list[int]]:
+    """The first test images of each class; and the first that only synchronous updates cannot settle."""
     label = data.test.label
     chosen = [int(i) for c in range(10) for i in (label == c).nonzero().flatten()[:EACH]]
     sync, *others = ways.settle(net, data.test.x[:LOOK], omega, MAX_ITER).values()
     settled = torch.stack([s.converged & (s.output.argmax(1) == label[:LOOK]) for s in others]).all(0)
     only = (sync.status == hop.Status.CYCLING) & settled
-    return chosen + only.nonzero().flatten()[:CYCLING].tolist()
+    return chosen, only.nonzero().flatten()[:CYCLING].tolist()
 
 
 def main(path: Path = ways.FILE) -> None:
     torch.set_num_threads(1)
     data = hop.load_data("mnist", device="cpu")
     double = hop.load_data("mnist", device="cpu", dtype=torch.float64)
-    tensors, known = {}, {}
+    tensors: dict[str, Tensor] = {}
+    known: dict[int, dict[str, Any]] = {}
     for depth, layers in LAYERS.items():
         net = train(layers, data)
         tensors |= {f"{depth}.{k}": t.half().contiguous() for k, t in net.state_dict().items()}
         known[depth] = facts(net, double)
         print(json.dumps(known[depth]), flush=True)
-    chosen = choose(net, double, known[depth]["omega"])  # of the deepest
+    usual, cycling = choose(net, double, known[depth]["omega"])  # of the deepest
+    chosen = usual + cycling
     tensors["samples"] = (data.test.x[chosen] * 255).round().to(torch.uint8)
     tensors["labels"] = data.test.label[chosen].to(torch.uint8)
     tensors["mean"] = (data.train.x.mean(0) * 255).round().to(torch.uint8)
-    write(path, save(tensors, {"networks": json.dumps(known)}))
+    write(path, save(tensors, {"networks": json.dumps(known), "cycling": str(len(cycling))}))
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ from safetensors import safe_open
 from torch import Tensor
 
 import hoplib as hop
-from hoplib.solvers import iterate
 from hoplib.table import TOL
 
 FILE = Path(__file__).with_name("networks.safetensors")
@@ -76,7 +75,7 @@ def settle(net: hop.HAM, x: Tensor, omega: float, max_iter: int = 200, tol: floa
     """Each way from s⁰ = 0 until the criterion, with all residuals; `state` is that of all layers."""
     found = {}
     for name, (f, solver) in ways(net, x, omega).items():
-        sol = iterate(f, f.start(), solver, max_iter=max_iter, tol=tol, trace=True)
+        sol = hop.iterate(f, f.start(), solver, max_iter=max_iter, tol=tol, trace=True)
         sol.state, sol.net = f.join(sol.state), net
         found[name] = sol
     return found
