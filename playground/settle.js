@@ -96,13 +96,15 @@ function field(net, d, r, l) {
   return h;
 }
 
-/** E(s) = Σ s ρ − L(s) − ½ ρ (h + drive), Eq. (3) less the terms of the input alone. */
+/** E(s) = Σ s ρ − L(s) − drive ρ, less ρ_{l+1} W_l ρ_l of every link: Eq. (3) without the terms of the input alone. */
 export function energy(net, d, s) {
   const r = s.map((layer) => layer && layer.map(rho));
   let E = 0;
   for (let l = 1; l < net.layers.length; l++) {
-    const h = field(net, d, r, l);
-    for (let i = 0; i < h.length; i++) E += r[l][i] * (s[l][i] - (h[i] + d[l][i]) / 2) - lagrangian(s[l][i]);
+    const up = l > 1 ? push(net.W[l - 1], r[l - 1], new Float64Array(r[l].length)) : null;
+    for (let i = 0; i < r[l].length; i++) {
+      E += r[l][i] * (s[l][i] - d[l][i] - (up ? up[i] : 0)) - lagrangian(s[l][i]);
+    }
   }
   return E;
 }
