@@ -8,7 +8,7 @@ export OMP_NUM_THREADS ?= 1
 # Without its cached bytecode torch takes three times as long to import, in every kernel anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup test lint paper site results table status lab bench lock clean
+.PHONY: help setup test lint paper playground site results table status lab bench lock clean
 help:  ## this list
 	@grep -hE '^[a-z]+:.*##' Makefile | sed -E 's/:[^#]*## /\t/' | expand -t 12
 
@@ -35,6 +35,7 @@ test: lint  ## everything that can fail, in a few minutes
 paper: setup  ## execute all notebooks in order, draw the table and figures, make the site; all in build/
 	$(BIN)/python -m hoplib.experiment.notebooks
 	$(BIN)/python -m hoplib.experiment.results --output build
+	$(BIN)/python -m playground.build
 	$(BIN)/python site/build.py
 
 site: setup  ## the notebooks, the table and the library as web pages: build/site/index.html
@@ -57,6 +58,9 @@ table: setup  ## train what the table lacks; stop with Ctrl-C, go on with the sa
 status: setup  ## what of the table is done, running, missing, failed
 	@"$(BIN)/python" -m hoplib.experiment.batch status --rows="$$ROWS" --seeds="$$SEEDS" --data="$$DATA" \
 		--output="$$OUTPUT" $(SIZES)
+
+playground: setup  ## the network to play with, one page: build/playground.html
+	$(BIN)/python -m playground.build
 
 bench: setup  ## a solve against plain matrix products, a training step against the straightforward formulation
 	$(BIN)/python benchmarks/forward.py
