@@ -5,7 +5,6 @@ How the equilibrium is found and how it is differentiated are independent choice
 
 from __future__ import annotations
 
-import math
 import warnings
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
@@ -14,10 +13,12 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from . import paper
+from . import checks, paper
 from .network import EvenOdd, Network, Synchronous
 from .solvers import Picard, Solution, Solver, Then, iterate
 from .sweep import Sweep, Turn
+
+RESIDUAL = "a relative residual of at least 0"
 
 
 class Backward(Protocol):
@@ -45,8 +46,11 @@ class Adjoint:
     max_iter: int = 2000
 
     def __post_init__(self) -> None:
-        _check_at_least("Adjoint's steps", self.steps, 1)
-        _check_tol(self.tol)
+        if self.steps is not None:
+            checks.integer("Adjoint's steps", self.steps, 1)
+        if self.tol is not None:
+            checks.number("tol", self.tol, RESIDUAL)
+        checks.integer("max_iter", self.max_iter, 1)
 
     def turns(self, f: Sweep, z_star: Tensor, state: Tensor, residual: Tensor, grad: Tensor) -> list[Turn]:
         split, r = f.net.split, f.net.rho.rho(state, out=torch.empty_like(state))
@@ -77,8 +81,9 @@ class RecurrentBackprop:
     closed_form: float = 0.0
 
     def __post_init__(self) -> None:
-        _check_at_least("RecurrentBackprop's steps", self.steps, 1)
-        _check_tol(self.closed_form)
+        if self.steps is not None:
+            checks.integer("RecurrentBackprop's steps", self.steps, 1)
+        checks.number("closed_form", self.closed_form, RESIDUAL)
 
     def turns(self, f: Sweep, z_star: Tensor, state: Tensor, residual: Tensor, grad: Tensor) -> list[Turn]:
         steps = paper.backward_steps(f.net, len(f.blocks) > 1) if self.steps is None else self.steps
@@ -160,9 +165,12 @@ def solve(
         raise ValueError(f"ThroughTime unrolls Picard steps; it cannot follow {solver!r}. Use Adjoint() instead.")
     if isinstance(solver, Then) and not early_stop:
         raise ValueError("Then goes on from where its first solver has met its criterion: it needs early_stop=True")
-    max_iter = paper.max_iter(net, even_odd) if max_iter is None else max_iter
-    _check_at_least("max_iter", max_iter, 1)
-    _check_tol(tol)
+    for name, value in (("even_odd", even_odd), ("early_stop", early_stop), ("trace", trace)):
+        checks.flag(name, value)
+    max_iter = paper.max_iter(net, even_odd) if max_iter is None else checks.integer("max_iter", max_iter, 1)
+    checks.number("tol", tol, RESIDUAL)
+    if backward is not None and not isinstance(backward, ThroughTime) and not hasattr(backward, "turns"):
+        raise TypeError(f"backward must be Adjoint(), RecurrentBackprop() or ThroughTime(), not {backward!r}")
     net.check_input(x)
     with torch.no_grad():
         f = _sweep(net, x, first, even_odd)
@@ -204,13 +212,3 @@ def _finish(f: Sweep, sol: Solution, then: Then, even_odd: bool, x: Tensor, tol:
     sol.residual[near] = torch.where(good, end.residual, sol.residual[near])
     sol.state, sol.evaluations = z, sol.evaluations + end.evaluations
     return g
-
-
-def _check_at_least(name: str, value: int | None, least: int) -> None:
-    if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < least):
-        raise ValueError(f"{name} must be an integer of at least {least}, not {value!r}")
-
-
-def _check_tol(tol: float | None) -> None:
-    if tol is not None and not 0 <= tol < math.inf:
-        raise ValueError(f"tol must be a relative residual of at least 0, not {tol}")

@@ -11,6 +11,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LinearLR
 
+from . import checks
+
 CHUNK = 1 << 16  # on the CPU a parameter is updated piece by piece, so that a piece stays in the cache
 
 
@@ -32,18 +34,20 @@ class Madam(Optimizer):
         p_scale: float = 1024.0,
         fused: bool = False,
     ) -> None:
-        if not lr > 0:
-            raise ValueError(f"lr must be positive, not {lr}")
-        if not 0 <= beta < 1:
-            raise ValueError(f"beta must lie in [0, 1), not {beta}")
-        if not (g_bound > 0 and p_scale > 0):
-            raise ValueError(f"g_bound and p_scale must be positive, not {g_bound} and {p_scale}")
+        for name, value in {"lr": lr, "g_bound": g_bound, "p_scale": p_scale}.items():
+            checks.number(name, value, "a positive number", above=True)
+        checks.number("beta", beta, "a number from 0 to less than 1", most=math.nextafter(1, 0))
+        checks.flag("fused", fused)
         self.fused = torch.compile(update, dynamic=True) if fused else None
         super().__init__(params, {"lr": lr, "beta": beta, "g_bound": g_bound, "p_scale": p_scale})
-        for group in self.param_groups:
-            for p in group["params"]:
-                rms = float(p.detach().double().square().mean().sqrt()) if not p.is_meta else 1.0
-                self.state[p] = {"t": 0, "v": torch.zeros_like(p), "bound": group["p_scale"] * rms}
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """More parameters (the constructor's come this way too), each with the bound of its weights as they are now."""
+        super().add_param_group(param_group)
+        group = self.param_groups[-1]
+        for p in group["params"]:
+            rms = float(p.detach().double().square().mean().sqrt()) if not p.is_meta else 1.0
+            self.state[p] = {"t": 0, "v": torch.zeros_like(p), "bound": group["p_scale"] * rms}
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -84,6 +88,7 @@ def update(p: Tensor, g: Tensor, v: Tensor, beta: float, rate: Any, g_bound: Any
 
 def linear_decay(optimizer: Optimizer, epochs: int = 10) -> LinearLR:
     """The paper's schedule, stepped once an epoch: epoch e uses lr·(1 − 0.9·e/(epochs − 1)), from lr to lr/10."""
+    checks.integer("epochs", epochs, 1)
     return LinearLR(optimizer, start_factor=1.0, end_factor=0.1 if epochs > 1 else 1.0, total_iters=max(epochs - 1, 1))
 
 
@@ -91,4 +96,6 @@ def loss(y_hat: Tensor, y: Tensor) -> Tensor:
     """½ Σ (ŷ − y)² / batch size, the paper's loss on the last layer's state."""
     if y_hat.shape != y.shape:
         raise ValueError(f"ŷ has shape {tuple(y_hat.shape)}, the one-hot targets {tuple(y.shape)}")
+    if len(y) == 0:
+        raise ValueError("the loss of an empty batch is not defined; give at least one sample")
     return (y_hat - y).square().sum() / (2 * len(y))

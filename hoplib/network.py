@@ -11,11 +11,13 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from . import activations, paper
+from . import activations, checks, paper
 from .activations import Activation, PerLayer
 from .links import Dense, Link, Product
 from .rules import ChnRule, HamRule, Rule
 from .sweep import Block, Layers, Sweep, Turn
+
+MOST = 1_000_000  # neurons in a layer: more is a slip of the pen
 
 
 def default_device() -> torch.device:
@@ -43,12 +45,13 @@ class Network(nn.Module):
         dtype: torch.dtype = torch.float32,
     ) -> None:
         super().__init__()
-        self.layers = _check_layers(layers)
+        self.layers = check_layers(layers)
         if dtype not in (torch.float32, torch.float64):
             raise TypeError(f"dtype must be torch.float32 or torch.float64, not {dtype}")
         device = default_device() if device is None else torch.device(device)
-        generator = seed if isinstance(seed, torch.Generator) else torch.Generator("cpu").manual_seed(int(seed))
-        double = {"generator": generator, "dtype": torch.float64, "device": "cpu"}
+        if not isinstance(seed, torch.Generator):
+            seed = torch.Generator("cpu").manual_seed(checks.integer("seed", seed, 0, 2**63 - 1))
+        double = {"generator": seed, "dtype": torch.float64, "device": "cpu"}
         if links is None:
             pairs = enumerate(zip(self.layers, self.layers[1:], strict=False))
             links = {(l, l + 1): Dense.xavier(n, m, **double) for l, (n, m) in pairs}
@@ -202,8 +205,8 @@ class Network(nn.Module):
     def check_input(self, x: Tensor) -> None:
         """Raise an error that names the problem unless x is a finite (batch, n₀) tensor like the weights."""
         n = self.layers[0]
-        if not isinstance(x, Tensor):
-            raise TypeError(f"x must be a torch tensor of shape (batch, {n}), not {type(x).__name__}")
+        if not isinstance(x, Tensor) or x.layout != torch.strided:
+            raise TypeError(f"x must be a dense torch tensor of shape (batch, {n}), not {_kind(x)}")
         if x.ndim != 2 or x.shape[1] != n:
             raise ValueError(f"x must have shape (batch, {n}) for layers={list(self.layers)}, not {tuple(x.shape)}")
         _check_like("x", x, self.b[0])
@@ -213,6 +216,8 @@ class Network(nn.Module):
 
     def check_state(self, s: Tensor, batch: int) -> None:
         """Raise an error that names the problem unless s is a (batch, N) tensor like the weights."""
+        if not isinstance(s, Tensor) or s.layout != torch.strided:
+            raise TypeError(f"a state must be a dense torch tensor of shape ({batch}, {self.N}), not {_kind(s)}")
         if s.shape != (batch, self.N):
             raise ValueError(f"a state must have shape ({batch}, {self.N}), not {tuple(s.shape)}")
         _check_like("the state", s, self.b[0])
@@ -293,14 +298,18 @@ def _check_links(links: Mapping[tuple[int, int], Link], layers: Sequence[int]) -
     return list(links)
 
 
-def _check_layers(layers: Sequence[int]) -> tuple[int, ...]:
+def check_layers(layers: Sequence[int]) -> tuple[int, ...]:
     if not isinstance(layers, (list, tuple)):
         raise TypeError(f"layers must be a list of sizes such as [784, 1990, 10], not {layers!r}")
     if len(layers) < 2:
         raise ValueError(f"a network needs at least 2 layers, the input and the output; got layers={list(layers)}")
-    if not all(isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in layers):
-        raise ValueError(f"every layer size must be a positive integer; got layers={list(layers)}")
+    for n in layers:
+        checks.integer(f"every size in layers={list(layers)}", n, 1, MOST)
     return tuple(layers)
+
+
+def _kind(t: object) -> str:
+    return f"a tensor of layout {t.layout}" if isinstance(t, Tensor) else type(t).__name__
 
 
 def _check_like(name: str, t: Tensor, w: Tensor) -> None:

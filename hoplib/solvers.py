@@ -13,7 +13,7 @@ from typing import ClassVar, Protocol
 import torch
 from torch import Tensor
 
-from . import kernels
+from . import checks, kernels
 from .network import Network
 from .paper import TOL
 
@@ -121,7 +121,7 @@ class Picard:
         pass
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Anderson:
     """Anderson acceleration (Walker & Ni 2011): the next iterate is Σ αⱼ g_j over the last m map values.
 
@@ -142,10 +142,11 @@ class Anderson:
 
     def __post_init__(self) -> None:
         _check_relaxation(self.relaxation)
-        if self.m < 1:
-            raise ValueError(f"Anderson's window m must be at least 1, not {self.m}")
-        if self.mu < 0:
-            raise ValueError(f"Anderson's regularisation mu must not be negative, not {self.mu}")
+        checks.integer("Anderson's window m", self.m, 1)
+        checks.number("Anderson's regularisation mu", self.mu, "a number of at least 0")
+        checks.integer("Anderson's plain_steps", self.plain_steps, 0)
+        checks.flag("relative", self.relative)
+        checks.flag("safeguard", self.safeguard)
 
     def init(self, z: Tensor) -> AndersonSteps:
         return AndersonSteps(z, self)
@@ -207,14 +208,21 @@ class Then:
     steps: int = 20
     even_odd: bool | None = None
 
+    def __post_init__(self) -> None:
+        for name, solver in (("first", self.first), ("second", self.second)):
+            if not hasattr(solver, "init"):
+                raise ValueError(f"Then's {name} must be a solver such as Picard() or Anderson(), not {solver!r}")
+        checks.number("at", self.at, "a relative residual above 0", above=True)
+        checks.integer("Then's steps", self.steps, 1)
+
     @property
     def relaxation(self) -> float | None:
         return self.first.relaxation
 
 
 def _check_relaxation(w: float | None) -> None:
-    if w is not None and not 0 < w < math.inf:
-        raise ValueError(f"relaxation must be positive (1: none, below 1: damping), not {w}")
+    if w is not None:
+        checks.number("relaxation", w, "positive (1: none, below 1: damping)", above=True)
 
 
 @dataclass
@@ -296,6 +304,7 @@ def iterate(
     depend on the company they were in). Without, all samples take max_iter iterations, and nothing in the loop
     waits for the device.
     """
+    checks.integer("max_iter", max_iter, 1)
     steps = solver.init(z)
     values, account = Values(z, steps.depth), Account(z, max_iter, tol, early_stop, trace)
     for _ in range(max_iter):

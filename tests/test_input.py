@@ -7,6 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import hoplib as hop
+from hoplib.experiment.config import configure
+from hoplib.experiment.rows import Row
 
 
 @pytest.mark.parametrize(
@@ -14,10 +16,12 @@ import hoplib as hop
     [
         ([784], ValueError, r"at least 2 layers.*layers=\[784\]"),
         ([], ValueError, "at least 2 layers"),
-        ([784, 0, 10], ValueError, "positive integer"),
-        ([784, -3, 10], ValueError, "positive integer"),
-        ([784, 2.5, 10], ValueError, "positive integer"),
-        ([784, True], ValueError, "positive integer"),
+        ([784, 0, 10], ValueError, "every size in layers=.* must be an integer"),
+        ([784, -3, 10], ValueError, "every size in layers=.* must be an integer"),
+        ([784, 2.5, 10], ValueError, "every size in layers=.* must be an integer"),
+        ([784, True], ValueError, "every size in layers=.* must be an integer"),
+        ([784, 10**11, 10], ValueError, "from 1 to 1000000, not 100000000000"),
+        ([784, "30", 10], ValueError, "integer from 1"),
         ("784-10", TypeError, r"a list of sizes such as \[784, 1990, 10\]"),
         (784, TypeError, "a list of sizes"),
     ],
@@ -48,7 +52,9 @@ NET, X = tiny(hop.HAM, [7, 6, 5], dtype=torch.float32)
         (X.double(), TypeError, r"dtype torch.float64, the network torch.float32; convert with"),
         ((X * 255).byte(), TypeError, "dtype torch.uint8"),
         (X.to("meta"), ValueError, "x is on meta, the network on cpu; move it"),
-        (X.tolist(), TypeError, "torch tensor of shape .batch, 7., not list"),
+        (X.tolist(), TypeError, "dense torch tensor of shape .batch, 7., not list"),
+        (X.numpy(), TypeError, "not ndarray"),
+        (X.to_sparse(), TypeError, r"not a tensor of layout torch\.sparse_coo"),
         (torch.where(X > 0.9, torch.nan, X), ValueError, "non-finite values in . of 5 samples"),
         (torch.where(X > 0.9, torch.inf, X), ValueError, "non-finite values"),
     ],
@@ -69,6 +75,15 @@ def test_inputs(x, error, message):
         ({"max_iter": 2.5}, ValueError, "max_iter must be an integer"),
         ({"s0": torch.zeros(5, 10)}, ValueError, r"shape \(5, 11\), not \(5, 10\)"),
         ({"s0": torch.zeros(5, 11).double()}, TypeError, "the state has dtype"),
+        ({"s0": torch.zeros(5, 11).numpy()}, TypeError, "a state must be a dense torch tensor .* not ndarray"),
+        ({"s0": torch.zeros(5, 11).to_sparse()}, TypeError, "a state must be a dense torch tensor"),
+        ({"tol": True}, ValueError, "tol must be a relative residual of at least 0, not True"),
+        ({"tol": "1e-4"}, ValueError, "tol must be a relative residual of at least 0, not '1e-4'"),
+        ({"tol": None}, ValueError, "tol must be a relative residual"),
+        ({"max_iter": True}, ValueError, "max_iter must be an integer of at least 1, not True"),
+        ({"even_odd": "no"}, ValueError, "even_odd must be True or False, not 'no'"),
+        ({"early_stop": 1}, ValueError, "early_stop must be True or False"),
+        ({"backward": "adjoint"}, TypeError, "backward must be .* not 'adjoint'"),
         ({"solver": "anderson"}, TypeError, "solver must be .* not 'anderson'"),
         ({"evenodd": True}, TypeError, "unexpected keyword argument 'evenodd'"),
     ],
@@ -83,14 +98,52 @@ def test_options(options, error, message):
     [
         (lambda: hop.Picard(relaxation=0), "relaxation must be positive"),
         (lambda: hop.Picard(relaxation=float("nan")), "relaxation must be positive"),
-        (lambda: hop.Anderson(m=0), "window m must be at least 1, not 0"),
-        (lambda: hop.Anderson(mu=-1.0), "mu must not be negative"),
+        (lambda: hop.Anderson(m=0), "window m must be an integer of at least 1, not 0"),
+        (lambda: hop.Anderson(mu=-1.0), "mu must be a number of at least 0, not -1.0"),
+        (lambda: hop.Anderson(mu=float("nan")), "mu must be a number of at least 0, not nan"),
+        (lambda: hop.Anderson(m=True), "window m must be an integer"),
+        (lambda: hop.Anderson(safeguard="yes"), "safeguard must be True or False"),
+        (lambda: hop.Picard("fast"), "relaxation must be positive"),
+        (lambda: hop.Then(hop.Picard(), "anderson"), "Then's second must be a solver"),
+        (lambda: hop.Then(hop.Picard(), hop.Anderson(), at=0), "a relative residual above 0"),
         (lambda: hop.Adjoint(tol=-1.0), "tol must be"),
+        (lambda: hop.Adjoint(max_iter=0), "max_iter must be"),
+        (lambda: hop.HAM([3, 2], seed=1.7), "seed must be an integer from 0 .* not 1.7"),
+        (lambda: hop.HAM([3, 2], seed=None), "seed must be an integer"),
+        (lambda: hop.Madam(NET.parameters(), lr=float("inf")), "lr must be a positive number, not inf"),
+        (lambda: hop.Madam(NET.parameters(), lr="0.01"), "lr must be a positive number, not '0.01'"),
+        (lambda: hop.Madam(NET.parameters(), beta=1), "beta must be a number from 0 to less than 1"),
+        (lambda: hop.linear_decay(hop.Madam(NET.parameters()), epochs=-1), "epochs must be an integer of at least 1"),
+        (lambda: hop.loss(torch.zeros(0, 10), torch.zeros(0, 10)), "the loss of an empty batch is not defined"),
+        (lambda: Row("HAM", (784, 10), lr=-1), "lr must be a positive number"),
+        (lambda: Row("HAM", (784, -5, 10)), "must be an integer from 1"),
+        (lambda: Row("HAM", (784, 10), even_odd="no"), "even_odd must be True or False"),
+        (lambda: Row("CHN", (784, 9, 10), even_odd=True, readout="published"), "needs ten neurons in the last odd"),
+        (lambda: configure("3-HAM", train_images=32), "train_images must be an integer from 64 to 60000, not 32"),
+        (lambda: configure("3-HAM", layers=[784, 10**11, 10]), "from 1 to 1000000"),
+        (lambda: configure("3-HAM", tol="0"), "tol must be a number from 0"),
+        (lambda: configure("3-HAM", data=None), "unknown data set None"),
+        (lambda: hop.iterate(None, torch.zeros(1, 1), hop.Picard(), max_iter=0, tol=1e-4), "max_iter must be"),
     ],
 )
-def test_solvers(make, message):
+def test_numbers_and_choices(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def test_andersons_options_have_names():
+    with pytest.raises(TypeError, match="positional argument"):
+        hop.Anderson(4)
+
+
+def test_parameters_that_come_later_have_their_bound():
+    first, second = (torch.nn.Parameter(torch.full((3,), v)) for v in (1.0, 2.0))
+    optimizer = hop.Madam([first], p_scale=10.0)
+    optimizer.add_param_group({"params": [second], "p_scale": 5.0})
+    assert [optimizer.state[p]["bound"] for p in (first, second)] == [10.0, 10.0]
+    (first + second).sum().backward()
+    optimizer.step()
+    assert second[0] < 2
 
 
 @settings(deadline=None, max_examples=40)

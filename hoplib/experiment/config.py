@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from .. import checks
 from ..data import SOURCES
 from ..paper import BATCH, EPOCHS, TOL
 from . import rows as table
@@ -27,28 +29,22 @@ class Config:
     tol: float = 1e-6  # where training stops a sample, far below the criterion of the measurement; 0: to the letter
 
     def __post_init__(self) -> None:
-        if isinstance(self.tol, int):
+        if type(self.tol) is int:
             object.__setattr__(self, "tol", float(self.tol))  # 0 and 0.0 are one configuration, of one name
         layers = self.row.layers
         if layers[0] != 784 or layers[-1] != 10:
             raise ValueError(f"digits need 784 input and 10 output neurons; got layers={list(layers)}")
-        if self.data not in SOURCES:
-            raise ValueError(f"unknown data set {self.data!r}; choose from {', '.join(SOURCES)}")
+        checks.choice("data set", self.data, SOURCES)
         counts = SOURCES[self.data].counts
         for name, least, most in (
             ("seed", 0, 2**31 - 1),
+            ("train_images", BATCH if self.batch_size == BATCH else 1, counts[0]),
             ("batch_size", 1, self.train_images),
-            ("train_images", 1, counts[0]),
             ("test_images", 1, counts[1]),
         ):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
-                raise ValueError(f"{name} must be an integer from {least} to {most}, not {value!r}")
-        if not 0 <= self.tol < TOL:
-            raise ValueError(
-                f"tol must lie between 0 (the paper's iterations, all of them) and {TOL:g}, the criterion of the "
-                f"measurement; not {self.tol!r}"
-            )
+            checks.integer(name, getattr(self, name), least, most)
+        wanted = f"a number from 0 (the paper's iterations, all of them) to less than {TOL:g}, the paper's criterion"
+        checks.number("tol", self.tol, wanted, most=math.nextafter(TOL, 0))
 
     def settings(self) -> dict[str, Any]:
         """As plain data, with all that the paper's protocol fixes by the row."""

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from ..network import CHN, HAM, Network
+from .. import checks
+from ..network import CHN, HAM, Network, check_layers
 from ..paper import EPOCHS, LAYERS, LR
 from ..solvers import Anderson, Picard, Solver
 
@@ -58,10 +59,13 @@ class Row:
     def __post_init__(self) -> None:
         object.__setattr__(self, "layers", tuple(self.layers))
         for name, choices in (("model", MODELS), ("solver", SOLVERS), ("readout", READOUTS)):
-            if getattr(self, name) not in choices:
-                raise ValueError(f"unknown {name} {getattr(self, name)!r}; choose from {', '.join(choices)}")
-        if not isinstance(self.epoch, int) or not 1 <= self.epoch <= EPOCHS:
-            raise ValueError(f"epochs must lie between 1 and {EPOCHS}, the length of the schedule; not {self.epoch!r}")
+            checks.choice(name, getattr(self, name), choices)
+        checks.flag("even_odd", self.even_odd)
+        checks.number("lr", self.lr, "a positive number", above=True)
+        checks.integer("epochs (of a schedule of so many)", self.epoch, 1, EPOCHS)
+        check_layers(self.layers)
+        if self.readout == "published" and self.layers[len(self.layers) // 2 * 2 - 1] < 10:
+            raise ValueError(f"the published readout needs ten neurons in the last odd layer; got layers={self.layers}")
 
     @property
     def label(self) -> str:
