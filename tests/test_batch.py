@@ -99,7 +99,7 @@ class TestPlan:
             ({"row": "3-HAM"}, "unknown option 'row'; choose from data"),
             ({"rows": "3-HAMM"}, "unknown row '3-HAMM'"),
             ({"seeds": "0 one"}, "must be integers.*'one'"),
-            ({"epochs": 0}, "epochs must lie between 1 and 10"),
+            ({"epochs": 0}, "epochs must be an integer from 1 to 10"),
             ({"layers": "784 x 10"}, "must be integers"),
             ({"data": "cifar"}, "unknown data set 'cifar'"),
         ],
@@ -242,7 +242,7 @@ class TestRunner:
         ("arguments", "status", "message"),
         [
             (["3-HAMM", "0"], 2, "error: unknown row '3-HAMM'; choose from 3-CHN, "),
-            (["3-HAM", "0", "--epochs=0"], 2, "error: epochs must lie between 1 and 10"),
+            (["3-HAM", "0", "--epochs=0"], 2, "error: epochs must be an integer from 1 to 10"),
             (["3-HAM", "x"], 2, "invalid int value: 'x'"),
             (["3-HAM", "0", "--learning-rate=1"], 2, "unrecognized arguments: --learning-rate=1"),
         ],

@@ -62,7 +62,7 @@ class Row:
             checks.choice(name, getattr(self, name), choices)
         checks.flag("even_odd", self.even_odd)
         checks.number("lr", self.lr, "a positive number", above=True)
-        checks.integer("epochs (of a schedule of so many)", self.epoch, 1, EPOCHS)
+        checks.integer("epochs", self.epoch, 1, EPOCHS)
         check_layers(self.layers)
         if self.readout == "published" and self.layers[len(self.layers) // 2 * 2 - 1] < 10:
             raise ValueError(f"the published readout needs ten neurons in the last odd layer; got layers={self.layers}")
