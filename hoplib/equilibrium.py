@@ -105,13 +105,13 @@ class _Implicit(torch.autograd.Function):
     ) -> Tensor:
         state = f.join(z_star)
         ctx.how, ctx.f = how, f
-        ctx.save_for_backward(x, z_star, state, residual)
+        ctx.save_for_backward(x, z_star, state, residual, *parameters)  # a weight that changes meanwhile is an error
         return state.clone() if state is z_star else state
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, z_star, state, residual = ctx.saved_tensors
+        x, z_star, state, residual, *_ = ctx.saved_tensors
         turns = ctx.how.turns(ctx.f, z_star, state, residual, grad)
         by_links, by_b, by_x = ctx.f.net.pullback(turns, x, ctx.needs_input_grad[4])
         return None, None, None, None, by_x, *by_links, *by_b

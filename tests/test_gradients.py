@@ -234,3 +234,13 @@ def test_closed_form_of_all_or_none():
         gradient(net, x, hop.Adjoint(steps=3), **options),
         gradient(net, x, hop.RecurrentBackprop(3, closed_form=1.0), **options),
     )
+
+
+@pytest.mark.parametrize("backward", [hop.Adjoint(steps=8), hop.RecurrentBackprop(8)], ids=repr)
+def test_a_weight_that_changes_before_the_gradient_is_an_error(backward):
+    net, x = tiny(hop.HAM, [7, 6, 5], scale=0.5)
+    sol = hop.solve(net, x, backward=backward)
+    with torch.no_grad():
+        net.W[1].mul_(1.5)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        sol.output.sum().backward()
