@@ -263,7 +263,7 @@ class Effective(Activation):
         with torch.enable_grad():
             log_drho = 2 * self.base.log_drho(s) - torch.log(1 - s * self.base.dlog_drho(s))  # at h = ς(s)
             (by_s,) = torch.autograd.grad(log_drho.sum(), s)
-        self.kappa = 1.000001 * float((by_s * self.base.dvarsigma_inv(s)).abs().max())
+        self.kappa = 1.000001 * float((by_s * self.base.dvarsigma_inv(s.detach())).abs().max())
 
     def rho(self, s: Tensor, out: Tensor | None = None) -> Tensor:
         found = self.base.rho(self.base.varsigma_inv(s))

@@ -62,7 +62,7 @@ def radius(net: Network, x: Tensor, s: Tensor, steps: int = 10) -> Tensor:
     symmetric matrix: by so few steps of Lanczos' method that it needs no care for rounding.
     """
     f = EvenOdd(net, x)
-    d_first, d_last = (net.rho.drho(part) for part in f.every(s).values())
+    d_first, d_last = (f.rules[k].rho.drho(part) for k, part in f.every(s).items())
     root = d_last.sqrt()
     before, v, steps = torch.zeros_like(root), root, min(steps, root.shape[1])
     T = v.new_zeros(len(v), steps, steps)
