@@ -345,3 +345,17 @@ def test_an_omega_out_of_range_is_named(omega):
     net, x = tiny(hop.HAM, DEPTHS[3])
     with pytest.raises(ValueError, match="0 < ω < 2"):
         hop.EvenOdd(net, x, omega, clipped=True)
+
+
+def test_a_rule_of_ones_own_does_not_inherit_the_bound():
+    class Halfway(hop.HamRule):
+        def settle(self, s, h, out=None):
+            return torch.lerp(s, h, 0.5, out=out)
+
+    class HalfwayHAM(hop.HAM):
+        def rule(self, rho, sole):
+            return Halfway(rho)
+
+    net, x = tiny(HalfwayHAM, DEPTHS[3])
+    with pytest.raises(ValueError, match="cannot be clipped for Halfway with ShiftedSigmoid"):
+        hop.solve(net, x, hop.OverRelaxed(1.4), even_odd=True)
