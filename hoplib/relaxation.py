@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from . import paper
+from . import checks, paper
 from .network import EvenOdd, Network
 from .solvers import Picard, iterate
-from .sweep import Sweep
+from .sweep import Sweep, check_omega
 
 FIRST_OMEGA = 1.4  # to find a few equilibria before the best ω is known
 SLOWEST = 0.98  # a larger radius counts as this: one sample near a bifurcation must not choose for all
@@ -33,8 +33,8 @@ class OverRelaxed(Picard):
     """
 
     def __post_init__(self) -> None:
-        if self.relaxation is not None and not 0 < self.relaxation < 2:
-            raise ValueError(f"over-relaxation converges for 0 < ω < 2 (1: none), not for ω = {self.relaxation}")
+        if self.relaxation is not None:
+            check_omega(self.relaxation)
 
     def sweep(self, net: Network, x: Tensor, even_odd: bool, like: Sweep | None = None) -> Sweep:
         """The clipped map, with the best ω where none is given."""
@@ -87,6 +87,8 @@ def best_omega(net: Network, x: Tensor, samples: int = 8) -> float:
     iterations. It costs as much as solving about twice as many samples. One ω serves the whole network: one for
     every sample, from its own measured rate, was tried and does worse.
     """
+    net.check_input(x)
+    checks.integer("samples", samples, 1)
     x = x[torch.linspace(0, len(x) - 1, min(samples, len(x))).round().long()]
     f = EvenOdd(net, x, FIRST_OMEGA, clipped=True)
     sol = iterate(f, f.start(), Picard(), max_iter=paper.max_iter(net, True), tol=paper.TOL)

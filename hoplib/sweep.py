@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from . import kernels
+from . import checks, kernels
 from .links import Product
 from .rules import Affine, ChnRule, Rule, Slopes
 
@@ -56,6 +56,13 @@ class Turn:
     rows: Tensor | None = None  # the samples; None: all
 
 
+def check_omega(omega: float) -> None:
+    """Raise an error unless over-relaxation by ω converges near a minimum (Ostrowski–Reich)."""
+    checks.number(
+        "over-relaxation's ω", omega, "a number with 0 < ω < 2 (1: none)", 0, math.nextafter(2, 0), above=True
+    )
+
+
 def clip(omega: float, rule: Rule) -> float:
     """c: a half-step s ← h + (ω − 1)·clamp(h − s, −c, c) never raises the energy, for c = −2 ln(ω − 1)/(κω).
 
@@ -64,8 +71,7 @@ def clip(omega: float, rule: Rule) -> float:
     smaller one: log ρ' changes by at most κ(1 + η)u between the two points, and η² exp(κ(1 + η)c) = 1. Notebook 11
     has the proof in full. The layers of a block must not be coupled with each other.
     """
-    if not 0 < omega < 2:
-        raise ValueError(f"over-relaxation keeps the energy from rising for 0 < ω < 2, not for ω = {omega}")
+    check_omega(omega)
     if rule.kappa is None:
         raise ValueError(
             f"over-relaxation cannot be clipped for {type(rule).__name__} with {rule.rho!r}: it needs a bound κ of "

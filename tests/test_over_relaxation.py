@@ -202,7 +202,7 @@ def test_the_slopes_away_from_rest_are_those_of_autograd(rho):
     z = f.start(random_state(net, 8, scale=0.7)).detach()
     grad = random_state(net, 8, seed=1)
     with torch.no_grad():
-        h = f.field(0, f.seen(1, f.open(z)[1]), 8)
+        h = f.field(0, f.seen(1, f.open(z)[1]))
         clipped = (h - f.open(z)[0]).abs() > f.clips[0]
         assert 0.05 < clipped.double().mean() < 0.95
     by_links, by_b, _ = net.pullback(f.along(z, 3, grad), x)
@@ -349,7 +349,7 @@ def test_an_omega_out_of_range_is_named(omega):
 
 def test_a_rule_of_ones_own_does_not_inherit_the_bound():
     class Halfway(hop.HamRule):
-        def settle(self, s, h, out=None):
+        def settle(self, s, h, out=None, r=None):
             return torch.lerp(s, h, 0.5, out=out)
 
     class HalfwayHAM(hop.HAM):
