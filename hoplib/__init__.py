@@ -7,13 +7,14 @@
 >>> sol.state, sol.iterations, sol.status, net.energy(sol.state, x)
 """
 
-from .activations import Activation, HardSigmoid, ReLU, ShiftedSigmoid, Tanh
+from .activations import Activation, Effective, HardSigmoid, ReLU, ShiftedSigmoid, Tanh
 from .data import Data, DataError, Split, load_data
 from .equilibrium import Adjoint, RecurrentBackprop, ThroughTime, solve
 from .links import Conv, Dense, Link
 from .madam import Madam, linear_decay, loss
 from .network import CHN, HAM, EvenOdd, Network, Synchronous, default_device
 from .oracle import dense
+from .relaxation import OverRelaxed, best_omega
 from .rules import ChnRule, ExactRule, HamRule
 from .solvers import Anderson, Picard, Solution, Solver, Status, Then, iterate, residual, trajectory
 from .sweep import Block, Sweep, Turn
@@ -31,6 +32,7 @@ __all__ = [
     "Data",
     "DataError",
     "Dense",
+    "Effective",
     "EvenOdd",
     "ExactRule",
     "HamRule",
@@ -38,6 +40,7 @@ __all__ = [
     "Link",
     "Madam",
     "Network",
+    "OverRelaxed",
     "Picard",
     "ReLU",
     "RecurrentBackprop",
@@ -52,6 +55,7 @@ __all__ = [
     "Then",
     "ThroughTime",
     "Turn",
+    "best_omega",
     "default_device",
     "dense",
     "iterate",

@@ -23,6 +23,7 @@ class Activation:
     name = "activation"
     bijective = False  # is ς(s) = s/ρ'(s) a bijection of the real line?
     elementwise = True  # else `slope` and `times` say what the Jacobian of ρ does
+    kappa: float | None = None  # sup |ρ''/ρ'|: by how much log ρ' changes at most; None: there is no bound
 
     def rho(self, s: Tensor, out: Tensor | None = None) -> Tensor:
         raise NotImplementedError
@@ -151,6 +152,7 @@ class ShiftedSigmoid(Activation):
 
     name = "shifted-sigmoid"
     bijective = True
+    kappa = 4.0
     compiled = True  # kernels.py has loops for just this one
 
     def rho(self, s: Tensor, out: Tensor | None = None) -> Tensor:
@@ -188,6 +190,7 @@ class Tanh(Activation):
 
     name = "tanh"
     bijective = True
+    kappa = 2.0
 
     def rho(self, s: Tensor, out: Tensor | None = None) -> Tensor:
         return torch.tanh(s, out=out)
@@ -246,6 +249,38 @@ class HardSigmoid(Activation):
         return r * s - r.square() / 2
 
 
+class Effective(Activation):
+    """ρ ∘ ς⁻¹: with it a HAM is the CHN of ρ in the variable h = ς(s), with the same energy (Theorem 2, Eq. 16).
+
+    The input keeps its own activation: `HAM(layers, rho=[ρ, *[Effective(ρ)] * (len(layers) - 1)])`. Its κ is the
+    largest value of a scan in float64, rounded up by a millionth: 7.66 for the shifted sigmoid, 1.73 for tanh.
+    """
+
+    def __init__(self, base: str | Activation) -> None:
+        self.base = get(base)
+        self.name = f"effective {self.base.name}"
+        s = torch.linspace(-20, 20, 400_001, dtype=torch.float64, device="cpu", requires_grad=True)
+        with torch.enable_grad():
+            log_drho = 2 * self.base.log_drho(s) - torch.log(1 - s * self.base.dlog_drho(s))  # at h = ς(s)
+            (by_s,) = torch.autograd.grad(log_drho.sum(), s)
+        self.kappa = 1.000001 * float((by_s * self.base.dvarsigma_inv(s.detach())).abs().max())
+
+    def rho(self, s: Tensor, out: Tensor | None = None) -> Tensor:
+        found = self.base.rho(self.base.varsigma_inv(s))
+        return found if out is None else out.copy_(found)
+
+    def drho(self, s: Tensor) -> Tensor:
+        settled = self.base.varsigma_inv(s)
+        return self.base.drho(settled) * self.base.dvarsigma_inv(settled)
+
+    def lagrangian(self, s: Tensor) -> Tensor:
+        settled = self.base.varsigma_inv(s)
+        return s * self.base.rho(settled) - settled.square() / 2
+
+    def __repr__(self) -> str:
+        return f"Effective({self.base!r})"
+
+
 class PerLayer(Activation):
     """An activation for each layer: parts[l] for layer l of `sizes`, side by side in a state of the layers above 0."""
 
@@ -255,6 +290,8 @@ class PerLayer(Activation):
         self.parts, self.sizes = list(parts), list(sizes)
         self.layers = list(range(1, len(parts))) if layers is None else list(layers)
         self.elementwise = all(parts[l].elementwise for l in self.layers)
+        bounds = [kappa for l in self.layers if (kappa := parts[l].kappa) is not None]
+        self.kappa = max(bounds, default=0.0) if len(bounds) == len(self.layers) else None
 
     def at(self, l: int) -> Activation:
         return self.parts[l]

@@ -15,6 +15,7 @@ from torch.autograd.function import once_differentiable
 
 from . import checks, paper
 from .network import EvenOdd, Network, Synchronous
+from .relaxation import OverRelaxed
 from .solvers import Picard, Solution, Solver, Then, iterate
 from .sweep import Sweep, Turn
 
@@ -149,7 +150,7 @@ def solve(
 ) -> Solution:
     """The equilibrium s* of the network on the inputs x (batch, n₀), from s⁰ = 0 or from `s0` (batch, N).
 
-    solver      Picard(), Anderson(m=4) or Then(…, …); its relaxation is part of the map.
+    solver      Picard(), Anderson(m=4), OverRelaxed() or Then(…, …); its relaxation is part of the map.
     even_odd    update even and odd layers in turn instead of all at once.
     tol         the relative residual that counts as convergence.
     max_iter    at most this many iterations; None: the paper's number for the depth.
@@ -194,6 +195,8 @@ def solve(
 
 def _sweep(net: Network, x: Tensor, solver: Solver, even_odd: bool, like: Sweep | None = None) -> Sweep:
     """The map of these updates, with the solver's ω or the paper's."""
+    if isinstance(solver, OverRelaxed):
+        return solver.sweep(net, x, even_odd, like)
     omega = paper.relaxation(net, even_odd) if solver.relaxation is None else solver.relaxation
     return (EvenOdd if even_odd else Synchronous)(net, x, omega, like=like)
 
@@ -202,7 +205,7 @@ def _finish(f: Sweep, sol: Solution, then: Then, even_odd: bool, x: Tensor, tol:
     """Go on from the samples of `sol` that have met the first criterion; the sweep that the state is now one of."""
     own = even_odd if then.even_odd is None else then.even_odd
     g, z = f, sol.state
-    if own != even_odd or then.second.relaxation is not None:
+    if own != even_odd or then.second.relaxation is not None or isinstance(then.second, OverRelaxed):
         g = _sweep(f.net, x, then.second, own, like=f)
         z = g.cut(f.join(z))
     near = sol.converged.nonzero().flatten()

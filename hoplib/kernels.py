@@ -158,6 +158,33 @@ def anderson(
             z[i] = g
 
 
+# -- over-relaxation --------------------------------------------------------------------------------------------
+
+
+@compiled
+def _relax(s: Array, h: Array, eta: Any, c: Any, out: Array, shape: tuple[int, int], strides: Any) -> None:
+    """Of flat arrays: so that the compiler knows that rows are contiguous, and works on vectors."""
+    n, (a, b, d) = shape[1], strides
+    for i in range(shape[0]):
+        s_, h_, out_ = s[i * a : i * a + n], h[i * b : i * b + n], out[i * d : i * d + n]
+        for j in range(n):
+            v = h_[j] - s_[j]
+            v = c if v > c else v  # a NaN is neither, and stays
+            v = -c if v < -c else v
+            out_[j] = h_[j] + eta * v
+
+
+def relax(s: Tensor, h: Tensor, eta: float, c: float, out: Tensor) -> bool:
+    """h + η·clamp(h − s, −c, c) into `out`, if the loops are for these tensors; did it?"""
+    if s.ndim != 2 or not fit(s, h, out, strided=True) or any(t.stride(1) != 1 for t in (s, h, out)):
+        return False
+    rows, n = s.shape
+    if s.numel():
+        a, b, d = (t.detach().as_strided(((rows - 1) * t.stride(0) + n,), (1,)).numpy() for t in (s, h, out))
+        _relax(a, b, a.dtype.type(eta), a.dtype.type(c), d, (rows, n), (s.stride(0), h.stride(0), out.stride(0)))
+    return True
+
+
 # -- ρ(s) = σ(4s − 2) in float32 --------------------------------------------------------------------------------
 
 _1, _2, _4, _HALF, _87 = (np.float32(v) for v in (1, 2, 4, 0.5, 87))

@@ -132,12 +132,18 @@ class Network(nn.Module):
         raise NotImplementedError
 
     def sweep(
-        self, x: Tensor, blocks: Sequence[Sequence[int]], omega: float = 1.0, *, like: Sweep | None = None
+        self,
+        x: Tensor,
+        blocks: Sequence[Sequence[int]],
+        omega: float = 1.0,
+        *,
+        like: Sweep | None = None,
+        clipped: bool = False,
     ) -> Sweep:
         """The map that gives one block after the other its turn. The share of x in the field is taken from `like`."""
         rules = [self.rule(self.rho.of(block), len(blocks) == 1) for block in blocks]
         drive, products = (self.drive(x), None) if like is None else (like.drive, like.products)
-        return Sweep(self, drive, blocks, rules, omega, products, batch=len(x))
+        return Sweep(self, drive, blocks, rules, omega, products, batch=len(x), clipped=clipped)
 
     def field(self, s: Tensor, x: Tensor) -> Tensor:
         """h = W ρ(s) + b + U ρ(x): the bracket of Eqs. (5) and (6)."""
@@ -324,7 +330,12 @@ def Synchronous(net: Network, x: Tensor, relaxation: float = 1.0, *, like: Sweep
     return net.sweep(x, [net.hidden], relaxation, like=like)
 
 
-def EvenOdd(net: Network, x: Tensor, relaxation: float = 1.0, *, like: Sweep | None = None) -> Sweep:
-    """The layers without the output settle in the field of the others, then those in the field of the first."""
-    blocks = [net.even, net.odd]
-    return net.sweep(x, sorted(blocks, key=lambda block: net.hidden[-1] in block), relaxation, like=like)
+def EvenOdd(
+    net: Network, x: Tensor, relaxation: float = 1.0, *, like: Sweep | None = None, clipped: bool = False
+) -> Sweep:
+    """The layers without the output settle in the field of the others, then those in the field of the first.
+
+    `clipped`: over-relaxation (ω > 1) stops short of where it could raise the energy (`hop.OverRelaxed`).
+    """
+    blocks = sorted([net.even, net.odd], key=lambda block: net.hidden[-1] in block)
+    return net.sweep(x, blocks, relaxation, like=like, clipped=clipped)

@@ -37,9 +37,14 @@ class Rule:
 
     def __init_subclass__(cls) -> None:
         if "settle" in vars(cls):
-            for name in ("slopes", "memory", "plain"):
+            for name in ("slopes", "memory", "plain", "kappa"):
                 if name not in vars(cls):
                     setattr(cls, name, getattr(Rule, name))
+
+    @property
+    def kappa(self) -> float | None:
+        """How fast the curvature of the neuron's energy may change on the way beyond its minimum; None: no bound."""
+        return None
 
     def emit(self, s: Tensor, out: Tensor | None = None) -> Tensor:
         """What the block shows to others: ρ(s)."""
@@ -70,6 +75,10 @@ class HamRule(Rule):
     """s ← h; the neuron's energy s ρ(s) − L(s) − h ρ(s) has its minimum there (the Legendre transform)."""
 
     memory, plain = False, True
+
+    @property
+    def kappa(self) -> float | None:
+        return self.rho.kappa
 
     def settle(self, s: Tensor, h: Tensor, out: Tensor | None = None, r: Tensor | None = None) -> Tensor:
         return h if out is None or out is h else out.copy_(h)

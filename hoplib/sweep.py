@@ -2,7 +2,8 @@
 
 One block is the synchronous update (Eqs. 5 and 6), two blocks of alternating layers are the even-odd one (Eqs. 7 to
 10), a block for each layer is the asynchronous one (Remark 1). With the relaxation ω each block goes only ω of its way:
-damping for ω < 1 (forward Euler with that step), over-relaxation for ω > 1.
+damping for ω < 1 (forward Euler with that step), over-relaxation for ω > 1. Clipped, over-relaxation keeps the energy
+from rising (`clip`).
 
 The adjoint of a sweep is a sweep too: of the linearised rule, with the blocks in reverse. Linearised, a rule is
 δs' = A δs + C δh with diagonal A and C, and δh = W D δs with D = ρ'(s): a cotangent settles to λ = g + A λ + D W C λ.
@@ -10,6 +11,7 @@ The adjoint of a sweep is a sweep too: of the linearised rule, with the blocks i
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence, Set
 from copy import copy
 from dataclasses import dataclass, replace
@@ -18,6 +20,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from . import checks, kernels
 from .links import Product
 from .rules import Affine, ChnRule, Rule, Slopes
 
@@ -53,6 +56,30 @@ class Turn:
     rows: Tensor | None = None  # the samples; None: all
 
 
+def check_omega(omega: float) -> None:
+    """Raise an error unless over-relaxation by ω converges near a minimum (Ostrowski–Reich)."""
+    checks.number(
+        "over-relaxation's ω", omega, "a number with 0 < ω < 2 (1: none)", 0, math.nextafter(2, 0), above=True
+    )
+
+
+def clip(omega: float, rule: Rule) -> float:
+    """c: a half-step s ← h + (ω − 1)·clamp(h − s, −c, c) never raises the energy, for c = −2 ln(ω − 1)/(κω).
+
+    With η = ω − 1, the neuron's energy above its minimum is ∫ u ρ'(h − u) du from 0 to h − s before the step, and after
+    it at most ∫ η² u ρ'(h + ηu) du over a part of the same way, the part where u ≤ c. There the second integrand is the
+    smaller one: log ρ' changes by at most κ(1 + η)u between the two points, and η² exp(κ(1 + η)c) = 1. Notebook 11
+    has the proof in full. The layers of a block must not be coupled with each other.
+    """
+    check_omega(omega)
+    if rule.kappa is None:
+        raise ValueError(
+            f"over-relaxation cannot be clipped for {type(rule).__name__} with {rule.rho!r}: it needs a bound κ of "
+            "|ρ''/ρ'|, which the shifted sigmoid and tanh have, and a HAM's rule. A CHN is a HAM with Effective(ρ)."
+        )
+    return -2 * math.log(omega - 1) / (rule.kappa * omega) if omega > 1 and rule.kappa > 0 else math.inf
+
+
 class Sweep:
     """z ↦ f(z), the state after a sweep, by blocks in the order of their turns.
 
@@ -72,6 +99,7 @@ class Sweep:
         products: Mapping[tuple[int, int], tuple[Product, Product]] | None = None,
         *,
         batch: int,
+        clipped: bool = False,
     ) -> None:
         self.net, self.drive, self.omega, self.rules, self.batch = net, drive, omega, list(rules), batch
         self.like: Tensor = net.b[0]  # of the network's type and on its device
@@ -88,6 +116,13 @@ class Sweep:
         of = {l: k for k, block in enumerate(self.blocks) for l in block.members}
         self.sources = [sorted({of[j] for l in block.members for j, _ in self.incoming[l]}) for block in self.blocks]
         self._buffers: dict[tuple[str, int], Tensor] = {}
+        self.clips = [clip(omega, rule) if clipped else math.inf for rule in self.rules]
+        coupled = [self.blocks[k].members for k, sources in enumerate(self.sources) if k in sources]
+        if clipped and coupled:
+            raise ValueError(
+                f"the layers {coupled[0]} are updated together and coupled with each other, so over-relaxation may "
+                "raise the energy, clipped or not; update them in turns (even_odd=True)"
+            )
 
     def link(self, products: Mapping[tuple[int, int], tuple[Product, Product]]) -> None:
         """Note for every layer who speaks to it, and through which product."""
@@ -110,6 +145,7 @@ class Sweep:
     def half(self, k: int, s: Mapping[int, Tensor], out: Tensor | None = None, lit: Set[int] | None = None) -> Tensor:
         """Block k's turn: s ← (1 − ω) s + ω · (what its neurons settle to in the field of the blocks s).
 
+        If the sweep is clipped, no neuron goes further than (ω − 1) c beyond that.
         `lit` are the layers whose activations may differ from 0; None: all.
         """
         rule, own = self.rules[k], s.get(k, self.like)  # where it is not known, nobody asks
@@ -120,7 +156,16 @@ class Sweep:
         place = out if out is None or out.is_contiguous() else self.buffer("h", k)  # products go there faster
         h = self.field(k, r, place)
         new = rule.settle(own, h, out, shown.get(k))
-        return new if self.omega == 1 else torch.lerp(own, new, self.omega, out=out)
+        return new if self.omega == 1 else self.relax(k, own, new, out)
+
+    def relax(self, k: int, s: Tensor, new: Tensor, out: Tensor | None = None) -> Tensor:
+        """(1 − ω) s + ω·new or, clipped, new + (ω − 1)·clamp(new − s, −c, c)."""
+        w, c = self.omega, self.clips[k]
+        if c == math.inf:
+            return torch.lerp(s, new, w, out=out)
+        if out is not None and kernels.relax(s, new, w - 1, c, out):
+            return out
+        return torch.add(new, (new - s).clamp(-c, c), alpha=w - 1, out=out)
 
     def field(self, k: int, r: Mapping[int, Tensor], out: Tensor | None = None, *, driven: bool = True) -> Tensor:
         """h of block k: the drive (unless not `driven`), plus every link's product with the activations r."""
@@ -197,13 +242,21 @@ class Sweep:
     # -- derivatives --------------------------------------------------------------------------------------------
 
     def slopes(self, k: int, own: Tensor, h: Tensor) -> Slopes:
-        """∂s'/∂s and ∂s'/∂h of block k's turn: those of its rule, A ← 1 − ω + ω A and C ← ω C."""
+        """∂s'/∂s and ∂s'/∂h of block k's turn: those of its rule, A ← 1 − ω + ω A and C ← ω C.
+
+        Where the overshoot is clipped, its rule's themselves.
+        """
         a, c = self.rules[k].slopes(own, h)
         w = self.omega
         if w == 1:
             return a, c
         one = own.new_full((1, 1), w)
-        return (1 - one if a is None else 1 - w * (1 - a)), (one if c is None else w * c)
+        A, C = (1 - one if a is None else 1 - w * (1 - a)), (one if c is None else w * c)
+        if self.clips[k] == math.inf or h is own:  # at rest
+            return A, C
+        inside = (self.rules[k].settle(own, h) - own).abs() < self.clips[k]
+        zero, unit = torch.zeros_like(own), torch.ones_like(own)
+        return torch.where(inside, A, zero if a is None else a), torch.where(inside, C, unit if c is None else c)
 
     @torch.no_grad()
     def adjoint(self, s: Tensor, grad: Tensor) -> AdjointSweep:
@@ -244,7 +297,7 @@ class Sweep:
             new = self.rules[k].settle(own, h)
             slopes = self.slopes(k, own, h)
             turns.append((k, states, r, slopes))
-            s = {**s, k: new if self.omega == 1 else torch.lerp(own, new, self.omega)}
+            s = {**s, k: new if self.omega == 1 else self.relax(k, own, new)}
         back, found = self.every(grad), []
         for k, states, r, (a, c) in reversed(turns):
             mu = back[k] if c is None else c * back[k]

@@ -1,0 +1,97 @@
+"""Over-relaxation: even-odd sweeps that go beyond the field, as far as the energy allows, and how far is best.
+
+Even-odd updates are red-black Gauss–Seidel. Over-relaxed by ω > 1 they converge much faster near an equilibrium (Young
+1954), but far from it they may raise the energy. Clipped (`sweep.clip`) they never do. Notebook 11 has the proofs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from . import checks, paper
+from .network import EvenOdd, Network
+from .solvers import Picard, iterate
+from .sweep import Sweep, check_omega
+
+FIRST_OMEGA = 1.4  # to find a few equilibria before the best ω is known
+SLOWEST = 0.98  # a larger radius counts as this: one sample near a bifurcation must not choose for all
+OMEGAS = torch.arange(100, 190, dtype=torch.float64) / 100  # to choose from
+
+
+@dataclass(frozen=True)
+class OverRelaxed(Picard):
+    """Even-odd sweeps whose half-steps overshoot: s ← h + (ω − 1)·clamp(h − s, −c, c), c = −2 ln(ω − 1)/(κω).
+
+    For a HAM with |ρ''| ≤ κρ' and any 0 < ω < 2 no half-step raises the energy, whatever the weights. Near a strict
+    minimum the clip is idle and the sweeps converge linearly (Ostrowski–Reich), at best at the rate ω* − 1 (Young).
+    None takes `best_omega`, anew for every batch; for many batches of one network call that once and pass its value.
+    Caveat: both blocks are iterated, so the residual is that of the whole state. Where convergence is fast without
+    it (a spectral radius below about 0.3), there is nothing to gain.
+    """
+
+    def __post_init__(self) -> None:
+        if self.relaxation is not None:
+            check_omega(self.relaxation)
+
+    def sweep(self, net: Network, x: Tensor, even_odd: bool, like: Sweep | None = None) -> Sweep:
+        """The clipped map, with the best ω where none is given."""
+        if not even_odd:
+            raise ValueError("OverRelaxed needs even_odd=True: synchronous updates, over-relaxed, raise the energy")
+        omega = best_omega(net, x) if self.relaxation is None else self.relaxation
+        return EvenOdd(net, x, omega, like=like, clipped=True)
+
+
+def rate(omega: Tensor, radius: Tensor) -> Tensor:
+    """Young's rate of over-relaxed even-odd sweeps: the largest |λ| with (λ + ω − 1)² = ω² μ² λ.
+
+    `radius` is μ², the spectral radius of the even-odd Jacobian. It is least at ω* = 2/(1 + √(1 − μ²)): ω* − 1.
+    """
+    half = (omega * omega * radius) / 2 - (omega - 1)  # λ² − 2·half·λ + (ω − 1)² = 0
+    real = half.abs() > (omega - 1).abs()
+    return torch.where(real, half + (half.square() - (omega - 1).square()).clamp_min(0).sqrt(), (omega - 1).abs())
+
+
+@torch.no_grad()
+def radius(net: Network, x: Tensor, s: Tensor, steps: int = 10) -> Tensor:
+    """The spectral radius of a HAM's even-odd Jacobian at the equilibrium s, for each input: from below, to a few %.
+
+    J = W_Pᵀ D_odd W_P D_even is similar to GᵀG with G = D_odd^½ W_P D_even^½, so it is the largest eigenvalue of a
+    symmetric matrix: by so few steps of Lanczos' method that it needs no care for rounding.
+    """
+    f = EvenOdd(net, x)
+    d_first, d_last = (f.rules[k].rho.drho(part) for k, part in f.every(s).items())
+    root = d_last.sqrt()
+    before, v, steps = torch.zeros_like(root), root, min(steps, root.shape[1])
+    T = v.new_zeros(len(v), steps, steps)
+    for k in range(steps):
+        length = torch.linalg.vector_norm(v, dim=1, keepdim=True)
+        if k:
+            T[:, k, k - 1] = T[:, k - 1, k] = length[:, 0]
+        v, old = v / length.clamp_min(torch.finfo(v.dtype).tiny), before
+        up = f.transposed(0, f.blocks[1].views(root * v))
+        w = root * f.transposed(1, f.blocks[0].views(d_first * up))
+        T[:, k, k] = (v * w).sum(1)
+        before, v = v, w - T[:, k, k, None] * v - length * old
+    largest: Tensor = torch.linalg.eigvalsh(T)[:, -1]
+    return largest
+
+
+@torch.no_grad()
+def best_omega(net: Network, x: Tensor, samples: int = 8) -> float:
+    """The ω with which the over-relaxed sweeps of this HAM need the fewest iterations on average, in theory.
+
+    From the spectral radius at the equilibria of a few samples of x: −1/log rate(ω) is, but for a factor, the number of
+    iterations. It costs as much as solving about twice as many samples. One ω serves the whole network: one for
+    every sample, from its own measured rate, was tried and does worse.
+    """
+    net.check_input(x)
+    checks.integer("samples", samples, 1)
+    x = x[torch.linspace(0, len(x) - 1, min(samples, len(x))).round().long()]
+    f = EvenOdd(net, x, FIRST_OMEGA, clipped=True)
+    sol = iterate(f, f.start(), Picard(), max_iter=paper.max_iter(net, True), tol=paper.TOL)
+    radii = radius(net, x, f.join(sol.state)).double().cpu().clamp(0, SLOWEST)
+    iterations = -1 / rate(OMEGAS[:, None], radii).clamp_min(1e-6).log()
+    return float(OMEGAS[int(iterations.mean(1).argmin())])
