@@ -1,5 +1,7 @@
 """Shared tiny problems. Everything is seeded; the CPU runs single-threaded so that repeats are bitwise equal."""
 
+import shutil
+
 import pytest
 import torch
 
@@ -39,3 +41,29 @@ def tiny(model, layers, *, seed=0, scale=1.0, batch=5, dtype=torch.float64, rho=
 def random_state(net, batch, seed=0, scale=1.0):
     s = torch.randn(batch, net.N, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     return scale * s.to(net.W[0].dtype)
+
+
+def assert_slope(value, leaves, gradients):
+    """The gradients give, along a random direction, the slope of finite differences. Moves the leaves a little."""
+    along = [torch.randn(p.shape, generator=torch.Generator().manual_seed(2), dtype=p.dtype) for p in leaves]
+    slope = sum(float((g * v).sum()) for g, v in zip(gradients, along, strict=True))
+    sides = []
+    with torch.no_grad():
+        for step in (1e-5, -2e-5):
+            for p, v in zip(leaves, along, strict=True):
+                p.add_(v, alpha=step)
+            sides.append(float(value()))
+    assert slope == pytest.approx((sides[0] - sides[1]) / 2e-5, rel=1e-5, abs=1e-8)
+
+
+@pytest.fixture(scope="module")
+def browser():
+    """Debian's Chromium, driven by Playwright."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    chromium = shutil.which("chromium")
+    if chromium is None:
+        pytest.skip("no Chromium here (Debian: apt-get install chromium)")
+    with playwright.sync_playwright() as p:
+        browser = p.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        yield browser
+        browser.close()

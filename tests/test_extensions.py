@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from conftest import assert_slope
 
 import hoplib as hop
 
@@ -187,15 +188,7 @@ def test_the_gradient_is_that_of_finite_differences(problem, how, backward):
         return hop.solve(net, x, solver, backward=backward, **options).state.square().sum()
 
     gradients = torch.autograd.grad(value(backward), leaves)
-    along = [torch.randn(p.shape, generator=torch.Generator().manual_seed(2), dtype=p.dtype) for p in leaves]
-    slope = sum(float((g * v).sum()) for g, v in zip(gradients, along, strict=True))
-    sides = []
-    with torch.no_grad():
-        for step in (1e-5, -2e-5):
-            for p, v in zip(leaves, along, strict=True):
-                p.add_(v, alpha=step)
-            sides.append(float(value()))
-    assert slope == pytest.approx((sides[0] - sides[1]) / 2e-5, rel=1e-5, abs=1e-8)
+    assert_slope(value, leaves, gradients)
 
 
 def test_chebyshev_given_the_rate_of_picard_takes_half_its_iterations():

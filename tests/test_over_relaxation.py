@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from conftest import DEPTHS, random_state, tiny
+from conftest import DEPTHS, assert_slope, random_state, tiny
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -184,15 +184,7 @@ def test_the_gradient_is_that_of_finite_differences(layers, rho, backward):
         return hop.solve(net, x, hop.OverRelaxed(1.3), **options).state.square().sum()
 
     gradients = torch.autograd.grad(value(backward), leaves)
-    along = [torch.randn(p.shape, generator=torch.Generator().manual_seed(2), dtype=p.dtype) for p in leaves]
-    slope = sum(float((g * v).sum()) for g, v in zip(gradients, along, strict=True))
-    sides = []
-    with torch.no_grad():
-        for step in (1e-5, -2e-5):
-            for p, v in zip(leaves, along, strict=True):
-                p.add_(v, alpha=step)
-            sides.append(float(value()))
-    assert slope == pytest.approx((sides[0] - sides[1]) / 2e-5, rel=1e-5, abs=1e-8)
+    assert_slope(value, leaves, gradients)
 
 
 def test_the_slopes_away_from_rest_are_those_of_autograd(rho):

@@ -6,7 +6,6 @@ In a browser: no errors, equations typeset, nothing wider than a phone, a search
 import functools
 import http.server
 import re
-import shutil
 import subprocess
 import sys
 import threading
@@ -127,18 +126,6 @@ def test_a_folder_with_something_else_is_left_alone(tmp_path):
 
 
 # -- in a browser -----------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def browser():
-    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    chromium = shutil.which("chromium")
-    if chromium is None:
-        pytest.skip("no Chromium here (Debian: apt-get install chromium)")
-    with playwright.sync_playwright() as p:
-        browser = p.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        yield browser
-        browser.close()
 
 
 @pytest.fixture
