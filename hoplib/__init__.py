@@ -12,7 +12,7 @@ from .data import Data, DataError, Split, load_data
 from .equilibrium import Adjoint, RecurrentBackprop, ThroughTime, solve
 from .links import Conv, Dense, Link
 from .madam import Madam, linear_decay, loss
-from .network import CHN, HAM, EvenOdd, Network, Synchronous, default_device
+from .network import CHN, HAM, EvenOdd, ExactCHN, Network, Synchronous, default_device
 from .oracle import dense
 from .relaxation import OverRelaxed, best_omega
 from .rules import ChnRule, ExactRule, HamRule
@@ -34,6 +34,7 @@ __all__ = [
     "Dense",
     "Effective",
     "EvenOdd",
+    "ExactCHN",
     "ExactRule",
     "HamRule",
     "HardSigmoid",

@@ -258,6 +258,33 @@ def settle(activation: Any, s: Tensor, h: Tensor, w: float, steps: int, out: Ten
     return True
 
 
+@compiled
+def _interpolate(s: Array, table: Array, density: Any, out: Array) -> bool:
+    """A function from its values and slopes on a grid around 0, by cubics; were all s on the grid?"""
+    half, inside = len(table) // 2, True
+    end = s.dtype.type(half) / density
+    for j in range(len(s)):
+        if -end < s[j] < end:  # a NaN is not
+            p = s[j] * density
+            left = np.floor(p)
+            u = p - left
+            i = half + int(left)
+            a, da = table[i, 0], table[i, 1]
+            b, db = table[i + 1, 0], table[i + 1, 1]
+            rise = b - a
+            out[j] = a + u * (da + u * (3 * rise - 2 * da - db + u * (da + db - 2 * rise)))
+        else:
+            inside = False
+    return inside
+
+
+def interpolate(table: Array, density: float, s: Tensor, out: Tensor) -> bool:
+    """The function of `table` at s into `out`, if the loops are for these tensors and all s are on its grid; did it?"""
+    if not fit(s, out, dtypes=[torch.float32]):
+        return False
+    return _interpolate(s.detach().view(-1).numpy(), table, np.float32(density), out.detach().view(-1).numpy())
+
+
 def _serves(activation: Any, *tensors: Tensor, strided: bool = False) -> bool:
     """Of the class itself that says so: a subclass may have another ρ."""
     exact = type(activation).__dict__.get("compiled", False)

@@ -7,12 +7,13 @@ s ← ρ'(s) ⊙ h. Everything else is shared.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from . import activations, checks, paper
-from .activations import Activation, PerLayer
+from .activations import Activation, Effective, PerLayer
 from .links import Dense, Link, Product
 from .rules import ChnRule, HamRule, Rule
 from .sweep import Block, Layers, Sweep, Turn
@@ -96,6 +97,10 @@ class Network(nn.Module):
         if not (1 <= l < n or -n < l < 0):
             raise IndexError(f"the state has layers 1…{n - 1} (or −{n - 1}…−1), not {l}; layer 0 is the input x")
         return s[:, self.all.slices[l % n]]
+
+    def output(self, s: Tensor) -> Tensor:
+        """ŷ, the last layer of a state."""
+        return self.layer(s, -1)
 
     def split(self, s: Tensor) -> Layers:
         """The layers of a state, by their number."""
@@ -254,6 +259,21 @@ class CHN(Network):
 
     def rule(self, rho: Activation, sole: bool) -> Rule:
         return ChnRule(rho) if sole else ChnRule(rho, self.local_iterations, self.local_damping)
+
+
+class ExactCHN(HAM):
+    """A CHN whose neurons settle at once: the HAM with ρ∘ς⁻¹ in the variable h = ς(s) (Theorem 2, Eq. 16).
+
+    Its states are the fields h; the output is ŷ = ς⁻¹(h). One update, h ← W ρ(ς⁻¹(h)) + b + U ρ(x), is what the local
+    steps of `CHN` approach, without their 2-cycles. Needs an activation that has a ς⁻¹.
+    """
+
+    def __init__(self, layers: Sequence[int], *, rho: str | Activation = "shifted-sigmoid", **options: Any) -> None:
+        self.base = activations.get(rho)
+        super().__init__(layers, rho=Effective(self.base), **options)
+
+    def output(self, s: Tensor) -> Tensor:
+        return self.base.varsigma_inv(self.layer(s, -1))
 
 
 def two_colours(ends: Sequence[tuple[int, int]], hidden: Sequence[int]) -> dict[int, int]:

@@ -241,7 +241,7 @@ class Solution:
     def output(self) -> Tensor:
         """ŷ, the last layer of the state."""
         assert self.net is not None
-        return self.net.layer(self.state, -1)
+        return self.net.output(self.state)
 
     @property
     def converged(self) -> Tensor:

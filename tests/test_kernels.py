@@ -256,3 +256,15 @@ def test_a_start_that_requires_a_gradient_is_no_obstacle():
         sol = hop.solve(net, x, hop.Anderson(), even_odd=even_odd, s0=s0)
         assert sol.converged.all()
         assert sol.state.isfinite().all()
+
+
+@pytest.mark.parametrize("name", ["shifted-sigmoid", "tanh"])
+def test_the_effective_activation_by_cubics(name):
+    """Between grid points to rounding; beyond the grid, and for a NaN, torch's operations."""
+    effective = hop.Effective(name)
+    h = torch.cat([torch.linspace(-63.99, 63.99, 50_001), torch.linspace(-2, 2, 50_001)])[None]
+    out = torch.empty_like(h)
+    with torch.no_grad():
+        assert (effective.rho(h, out=out) - effective.rho(h.double())).abs().max() < 2e-7
+        far = torch.tensor([[0.5, 64.0, -1e6, torch.nan, torch.inf]])
+        torch.testing.assert_close(effective.rho(far, out=torch.empty_like(far)), effective.rho(far), equal_nan=True)

@@ -120,3 +120,18 @@ def test_multiply_adds_of_the_papers_networks():
 def test_repr_says_what_it_is():
     assert "layers=[6, 5, 4]" in repr(hop.CHN([6, 5, 4], device="cpu", rho="tanh"))
     assert "Tanh()" in repr(hop.CHN([6, 5, 4], device="cpu", rho="tanh"))
+
+
+@pytest.mark.parametrize("rho", ["shifted-sigmoid", "tanh"])
+def test_an_exact_chn_is_a_chn_at_its_equilibria(rho):
+    """h = ς(s) satisfies the one's equation, s the other's; the outputs and the energies are the same."""
+    chn, exact = (
+        model([6, 9, 7, 4], rho=rho, seed=3, dtype=torch.float64, device="cpu") for model in (hop.CHN, hop.ExactCHN)
+    )
+    x = torch.rand(5, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        sol = hop.solve(exact, x, even_odd=True, tol=1e-14, max_iter=2000)
+        s = exact.base.varsigma_inv(sol.state)
+        torch.testing.assert_close(chn.step(s, x), s, rtol=1e-10, atol=1e-10)
+        torch.testing.assert_close(chn.layer(s, -1), sol.output)
+        torch.testing.assert_close(chn.energy(s, x), exact.energy(sol.state, x))

@@ -22,7 +22,7 @@ from hoplib.experiment import train
 from hoplib.experiment.config import Config, configure
 from hoplib.experiment.files import RunError, load_network, write_checkpoint
 from hoplib.experiment.measure import readout
-from hoplib.experiment.rows import MODELS, ROWS, SOLVERS, TRAININGS, Row, choose, get_row, select
+from hoplib.experiment.rows import BEYOND, MODELS, ROWS, SOLVERS, TRAININGS, Row, choose, get_row, select
 from hoplib.experiment.run import can_compile, load_checkpoint
 from hoplib.experiment.run import run as train_to_record
 
@@ -69,7 +69,8 @@ class TestTable:
     def test_it_has_the_papers_rows(self):
         assert len([r for r in ROWS.values() if r.readout == "output"]) == 17
         assert len(ROWS) == 19
-        assert len(TRAININGS) == 18
+        assert len(TRAININGS) == 18 + len(BEYOND)
+        assert not {*BEYOND} & {*ROWS}
         assert TRAININGS["3-CHN"] == ["3-CHN-3-epochs", "3-CHN"]
         assert {r.epoch for r in ROWS.values()} == {3, 4, 10}
 
@@ -98,7 +99,8 @@ class TestTable:
         assert rates == pytest.approx([0.01 * (1 - 0.9 * e / 9) for e in range(4)])
 
     @pytest.mark.parametrize(
-        ("names", "count"), [([], 18), (["3-*"], 10), (["3-CHN-3-epochs", "3-CHN"], 1), (["5-HAM", "7-*"], 5)]
+        ("names", "count"),
+        [([], 18), (["3-HAM*"], 5), (["3-CHN-3-epochs", "3-CHN"], 1), (["5-HAM", "7-HAM*"], 6), (["*-OR"], 6)],
     )
     def test_a_selection_is_a_set_of_trainings(self, names, count):
         assert len(select(names)) == count
@@ -199,7 +201,7 @@ class TestStep:
             ours = train.equilibrium(net, x, row, 1e-30).output
             torch.testing.assert_close(ours, hop.solve(net, x, early_stop=False).output, rtol=1e-12, atol=1e-14)
 
-    @pytest.mark.parametrize("row", TRAININGS)
+    @pytest.mark.parametrize("row", [t for t in TRAININGS if t not in BEYOND])
     def test_the_gradient_of_every_row_is_the_papers(self, row):
         """The early end, the closed-form adjoint and the half HAM against k more steps with autograd on."""
         row = replace(get_row(row), layers=SIZES[len(get_row(row).layers)])
@@ -218,6 +220,36 @@ class TestStep:
             gradients.append([p.grad.clone() for p in net.parameters()])
         for ours, papers in zip(*gradients, strict=True):
             torch.testing.assert_close(ours, papers, rtol=1e-4, atol=1e-7)
+
+    @pytest.mark.parametrize("row", [r for r in BEYOND if r.endswith("-OR")])
+    def test_an_over_relaxed_row_has_the_gradient_of_its_sweeps(self, row):
+        """Half of the paper's terms: autograd through as many clipped sweeps from the equilibrium."""
+        row = replace(get_row(row), layers=SIZES[len(get_row(row).layers)])
+        net, x = tiny(MODELS[row.model], row.layers, scale=0.4, batch=6)
+        y = torch.nn.functional.one_hot(torch.arange(6), 10).double()
+        k = paper.backward_steps(net, True) // 2
+        sol = train.equilibrium(net, x, row, 1e-14, omega=1.2)
+        hop.loss(sol.output, y).backward()
+        ours = [p.grad.clone() for p in net.parameters()]
+        f = hop.EvenOdd(net, x, 1.2, clipped=True)
+        z = f.cut(sol.state.detach())
+        for _ in range(k):
+            z = f(z)
+        net.zero_grad()
+        hop.loss(net.output(f.join(z)), y).backward()
+        for a, p in zip(ours, net.parameters(), strict=True):
+            torch.testing.assert_close(a, p.grad, rtol=1e-6, atol=1e-10)
+
+    def test_over_relaxation_chooses_its_omega_as_training_goes_on(self, monkeypatch):
+        """At every RETUNE-th step it is the best one of the weights and the batch at hand; in between it stays."""
+        training = train.Training(Config(replace(get_row("3-HAM-OR"), layers=(784, 20, 10))), torch.device("cpu"))
+        x, y = torch.rand(8, 784), torch.eye(10)[:8]
+        monkeypatch.setattr(train, "RETUNE", 3)
+        for step in range(5):
+            before = training.omega
+            wanted = hop.best_omega(training.net, x) if step % 3 == 0 else before
+            training.step(x, y)
+            assert training.omega == wanted
 
     @pytest.mark.parametrize("row", ["3-CHN", "3-HAM-DEQ", "3-HAM-EO"])
     def test_tol_0_is_the_paper_to_the_letter(self, row):
@@ -254,7 +286,7 @@ class TestStep:
 
     def test_golden(self):
         """Three steps of every training, in float64. If this fails, trained networks change: raise NUMERICS in
-        hoplib/table.py, and write the file anew with `python tests/test_train.py`."""
+        hoplib/experiment/rows.py, and write the file anew with `python tests/test_train.py`."""
         stored = json.loads(GOLDEN.read_text())
         assert stored["numerics"] == rows_module.NUMERICS
         found = golden()

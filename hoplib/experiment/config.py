@@ -13,7 +13,7 @@ from .. import checks
 from ..data import SOURCES
 from ..paper import BATCH, EPOCHS, TOL
 from . import rows as table
-from .rows import ROWS, TRAININGS, Row, get_row
+from .rows import EVERY, TRAININGS, Row, get_row
 
 
 @dataclass(frozen=True)
@@ -85,13 +85,13 @@ def configure(
     the row's; its records then have names of their own. `epochs` may also be more than the row has.
     """
     named = get_row(row) if isinstance(row, str) else row
-    names = [n for n in TRAININGS.get(named.training, ()) if ROWS[n].epoch <= named.epoch]
-    rows = {n: ROWS[n] for n in names} if isinstance(row, str) else {named.training: named}
+    names = [n for n in TRAININGS.get(named.training, ()) if EVERY[n].epoch <= named.epoch]
+    rows = {n: EVERY[n] for n in names} if isinstance(row, str) else {named.training: named}
     config = Config(replace(named, layers=tuple(layers) or named.layers), seed, **options)
     records = {}
     for name, r in rows.items():
         epoch = r.epoch if epochs is None else epochs if r.epoch == named.epoch else min(epochs, r.epoch)
         replace(r, epoch=epoch)  # raises on an impossible one
-        usual = name in ROWS and epoch == ROWS[name].epoch
+        usual = name in EVERY and epoch == EVERY[name].epoch
         records[name + config.variant + ("" if usual else f"_epochs={epoch}")] = epoch
     return config, records

@@ -16,7 +16,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
-from ..network import Network, default_device
+from ..network import ExactCHN, Network, default_device
 from .rows import MODELS
 
 
@@ -78,7 +78,8 @@ def save_network(net: Network, path: Path, *, half: bool = False, **facts: Any) 
     """The network's weights as safetensors, in half precision if asked, with its kind and any facts about it."""
     dtype = torch.float16 if half else None
     tensors = {k: t.detach().to("cpu", dtype).contiguous() for k, t in net.state_dict().items()}
-    kind = {"model": type(net).__name__, "layers": list(net.layers), "rho": net.rho.name, **facts}
+    rho = net.base if isinstance(net, ExactCHN) else net.rho
+    kind = {"model": type(net).__name__, "layers": list(net.layers), "rho": rho.name, **facts}
     write(path, save(tensors, {k: json.dumps(v) for k, v in kind.items()}))
 
 

@@ -20,6 +20,7 @@ from ..data import Data
 from ..equilibrium import solve
 from ..network import HAM, EvenOdd, Network
 from ..paper import TOL
+from ..relaxation import OverRelaxed, best_omega
 from ..solvers import Anderson, Picard, Solver, Status, residual
 from .rows import SOLVERS, Row
 
@@ -27,6 +28,7 @@ CRITERIA = tuple(10 ** (e / 2) for e in range(-16, -3))  # 1e-8 … 1e-2 in half
 BINS = np.linspace(-8, 0, 401)  # of log10 residuals
 FALSE = 1e-3  # an image that met the criterion with a larger error of the network's equation has converged to nothing
 LOOK, CROSS, RADII = 1000, 1000, 200  # test images: after each epoch; in every way of solving; for the spectral radius
+TUNING = 64  # training images that choose ω
 OMEGAS = (1.05, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6)
 WAYS: dict[str, tuple[bool, Solver]] = {  # name → even-odd or not, solver
     "synchronous": (False, Picard()),
@@ -42,7 +44,18 @@ Arrays = dict[str, NDArray[Any]]
 
 def readout(net: Network, s: Tensor, row: Row) -> Tensor:
     """ŷ: the last layer, or for the rows 'as published' the last ten neurons of the last odd layer."""
-    return net.layer(s, -1) if row.readout == "output" else net.layer(s, net.odd[-1])[:, -10:]
+    return net.output(s) if row.readout == "output" else net.layer(s, net.odd[-1])[:, -10:]
+
+
+def tuned(net: Network, row: Row, data: Data) -> Solver:
+    """The row's solver; over-relaxation with the ω that suits the network best on some training images."""
+    solver = SOLVERS[row.solver]
+    return OverRelaxed(best_omega(net, data.train.x[:TUNING], TUNING)) if isinstance(solver, OverRelaxed) else solver
+
+
+def ways(row: Row) -> dict[str, tuple[bool, Solver]]:
+    """All ways of solving, and the row's own where that is over-relaxation."""
+    return {**WAYS, "over-relaxed": (True, SOLVERS[row.solver])} if row.solver == "over-relaxed" else WAYS
 
 
 @torch.no_grad()
@@ -53,12 +66,12 @@ def evaluate(net: Network, row: Row, data: Data, images: int = 10_000, batch: in
     ‖f(s, x) − s‖/‖f(s, x)‖ of the synchronous equation at the final state: whether what converged is an equilibrium.
     """
     x, label = data.test.x[:images], data.test.label[:images]
-    n = paper.max_iter(net, row.even_odd)
+    n, solver = paper.max_iter(net, row.even_odd), tuned(net, row, data)
     counts = np.zeros((n - 1, len(BINS) - 1), np.int64)
     predicted, errors, reached = [], [], []
     for i in range(0, len(x), batch):
         part = x[i : i + batch]
-        sol = solve(net, part, SOLVERS[row.solver], even_odd=row.even_odd, tol=TOL, early_stop=False, trace=True)
+        sol = solve(net, part, solver, even_odd=row.even_odd, tol=TOL, early_stop=False, trace=True)
         assert sol.residuals is not None
         predicted.append(readout(net, sol.state, row).argmax(1))
         errors.append(residual(net.step(sol.state, part), sol.state))
@@ -84,6 +97,8 @@ def evaluate(net: Network, row: Row, data: Data, images: int = 10_000, batch: in
             "solve": per_input + mean * per_iteration,
         },
     }
+    if row.solver == "over-relaxed":
+        numbers["omega"] = solver.relaxation
     tenths = (10 * error.log10()).nan_to_num(127, posinf=127, neginf=-128).round().clamp(-128, 127)
     arrays: Arrays = {
         "histogram": counts.astype(np.uint16),  # (iterations, 400): images, by log10 residual
@@ -99,7 +114,8 @@ def cross(net: Network, row: Row, data: Data, images: int = CROSS) -> tuple[Numb
     """The network in every way of solving, each image until the criterion; and the CPU seconds of each way."""
     x, label = data.test.x[:images], data.test.label[:images]
     numbers, iterations, seconds = {}, [], {}
-    for name, (even_odd, solver) in WAYS.items():
+    for name, (even_odd, solver) in ways(row).items():
+        solver = tuned(net, row, data) if isinstance(solver, OverRelaxed) else solver
         start = time.process_time()
         sol = solve(net, x, solver, even_odd=even_odd, tol=TOL)
         seconds[name] = time.process_time() - start

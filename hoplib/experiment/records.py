@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 
 from .. import paper
-from ..network import Network
+from ..network import HAM, Network
 from . import rows as table
 from .config import Config
 from .files import write
-from .measure import BINS, CRITERIA, CROSS, FALSE, RADII, WAYS, Arrays
+from .measure import BINS, CRITERIA, CROSS, FALSE, RADII, Arrays, ways
 from .rows import MODELS
 
 
@@ -135,9 +135,10 @@ def _form(config: Config, net: Network, name: str, epoch: int, arrays: Arrays) -
             "input": row.layers[0] * row.layers[1],
             "solve": FINITE,
         },
-        "cross": dict.fromkeys(WAYS, way),
-        **({"spectral_radius": dict.fromkeys(QUANTILES, (-1e-9, 1e300))} if row.model == "HAM" else {}),
-        "seconds": {**dict.fromkeys(times, FINITE), "cross_cpu": dict.fromkeys(WAYS, FINITE)},
+        "cross": dict.fromkeys(ways(row), way),
+        **({"spectral_radius": dict.fromkeys(QUANTILES, (-1e-9, 1e300))} if isinstance(net, HAM) else {}),
+        **({"omega": (1.0, 2.0)} if row.solver == "over-relaxed" else {}),
+        "seconds": {**dict.fromkeys(times, FINITE), "cross_cpu": dict.fromkeys(ways(row), FINITE)},
         "history": [{**training, **looked, "seconds": FINITE, "cpu_seconds": FINITE}] * epoch,
         "config": config.settings(),
         "versions": dict,
@@ -168,15 +169,15 @@ def _kinds(config: Config, net: Network) -> dict[str, tuple[str, tuple[int, ...]
         "iterations": ("uint16", (images,)),
         "predicted": ("uint8", (images,)),
         "equation_error": ("int8", (images,)),
-        "cross_iterations": ("uint16", (len(WAYS), min(images, CROSS))),
-        **({"spectral_radius": ("float32", (min(images, RADII),))} if config.row.model == "HAM" else {}),
+        "cross_iterations": ("uint16", (len(ways(config.row)), min(images, CROSS))),
+        **({"spectral_radius": ("float32", (min(images, RADII),))} if isinstance(net, HAM) else {}),
     }
 
 
 def _possible(arrays: Arrays, config: Config, net: Network) -> bool:
     """Can the arrays have these values?"""
     most = {"iterations": paper.max_iter(net, config.row.even_odd) - 1, "predicted": net.layers[-1] - 1}
-    last = np.array([paper.max_iter(net, even_odd) - 1 for even_odd, _ in WAYS.values()])
+    last = np.array([paper.max_iter(net, even_odd) - 1 for even_odd, _ in ways(config.row).values()])
     return (
         all(arrays[name].max() <= value for name, value in most.items())
         and bool((arrays["cross_iterations"].max(1) <= last).all())
@@ -194,7 +195,7 @@ def _agree(record: Mapping[str, Any], arrays: Arrays, config: Config, net: Netwo
         (record["criteria"][f"{paper.TOL:.3g}"], iterations),
         (record["not_converged"], ~met),
     ]
-    for (name, (even_odd, _)), found in zip(WAYS.items(), arrays["cross_iterations"], strict=True):
+    for (name, (even_odd, _)), found in zip(ways(config.row).items(), arrays["cross_iterations"], strict=True):
         numbers = record["cross"][name]
         means.append((numbers["iterations"], found))
         means.append((numbers["not_converged"], found == paper.max_iter(net, even_odd) - 1))

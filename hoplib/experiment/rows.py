@@ -2,21 +2,25 @@
 
 The 17 rows of the paper come from 16 trainings a seed: plain CHN is one training, measured after 3 and 10 epochs.
 Two more trainings read the output where the authors' code reads it for the CHN-EO rows: 19 rows, 18 trainings.
+Beyond the paper are rows with clipped over-relaxation (OR), and of the CHN through ς⁻¹ (ExactCHN).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from fnmatch import fnmatchcase
 from typing import Any
 
 from .. import checks
-from ..network import CHN, HAM, Network, check_layers
+from ..network import CHN, HAM, ExactCHN, Network, check_layers
 from ..paper import EPOCHS, LAYERS, LR
+from ..relaxation import OverRelaxed
 from ..solvers import Anderson, Picard, Solver
 
-MODELS: dict[str, type[Network]] = {"CHN": CHN, "HAM": HAM}
-SOLVERS: dict[str, Solver] = {"picard": Picard(), "anderson": Anderson()}
+MODELS: dict[str, type[Network]] = {"CHN": CHN, "HAM": HAM, "ExactCHN": ExactCHN}
+SOLVERS: dict[str, Solver] = {"picard": Picard(), "anderson": Anderson(), "over-relaxed": OverRelaxed()}
+SUFFIXES = {("picard", False): "", ("anderson", False): "-DEQ", ("picard", True): "-EO", ("anderson", True): "-EO-DEQ"}
 UPDATES = {"synchronous": False, "even-odd": True}  # → Row.even_odd
 READOUTS = ("output", "published")
 # Raise it with every change that changes a trained network: older records and checkpoints are then void.
@@ -61,6 +65,8 @@ class Row:
         for name, choices in (("model", MODELS), ("solver", SOLVERS), ("readout", READOUTS)):
             checks.choice(name, getattr(self, name), choices)
         checks.flag("even_odd", self.even_odd)
+        if self.solver == "over-relaxed" and (self.model == "CHN" or not self.even_odd):
+            raise ValueError("over-relaxed updates are even-odd ones of a HAM or an ExactCHN")
         checks.number("lr", self.lr, "a positive number", above=True)
         checks.integer("epochs", self.epoch, 1, EPOCHS)
         check_layers(self.layers)
@@ -70,7 +76,7 @@ class Row:
     @property
     def label(self) -> str:
         """The paper's name of the method."""
-        return self.model + ("-EO" if self.even_odd else "") + ("-DEQ" if self.solver == "anderson" else "")
+        return self.model + SUFFIXES.get((self.solver, self.even_odd), "-OR")
 
     @property
     def training(self) -> str:
@@ -113,17 +119,27 @@ def _rows() -> dict[str, Row]:
     return rows
 
 
+def _beyond() -> dict[str, Row]:
+    """What the paper does not have: over-relaxed HAMs of every depth, and the CHN through ς⁻¹ in the same ways."""
+    ways = [("picard", False), ("picard", True), ("anderson", True)]
+    rows = [Row("ExactCHN", LAYERS[3], solver, even_odd, LR[3]) for solver, even_odd in ways]
+    rows += [Row(model, LAYERS[d], "over-relaxed", True, LR[d]) for model in ("HAM", "ExactCHN") for d in LAYERS]
+    return {row.training: row for row in rows}
+
+
 ROWS = _rows()
+BEYOND = _beyond()
+EVERY = {**ROWS, **BEYOND}
 TRAININGS: dict[str, list[str]] = {}  # training → its rows, by the epoch of their measurement
-for _name, _row in sorted(ROWS.items(), key=lambda item: item[1].epoch):
+for _name, _row in sorted(EVERY.items(), key=lambda item: item[1].epoch):
     TRAININGS.setdefault(_row.training, []).append(_name)
 
 
 def get_row(name: str) -> Row:
     """The row of that name."""
-    if name not in ROWS:
-        raise ValueError(f"unknown row {name!r}; choose from {', '.join(ROWS)}")
-    return ROWS[name]
+    if name not in EVERY:
+        raise ValueError(f"unknown row {name!r}; choose from {', '.join(EVERY)}")
+    return EVERY[name]
 
 
 def choose(
@@ -158,10 +174,9 @@ def choose(
 
 
 def select(names: Sequence[str]) -> list[str]:
-    """The trainings that the named rows need; no names mean all. A name may end in * (say, 3-*)."""
+    """The trainings that the named rows need; no names mean all of the paper. * stands for anything (3-*, *-OR)."""
     chosen: list[str] = []
-    for name in names or ["*"]:
-        found = [r for r in ROWS if r == name or (name.endswith("*") and r.startswith(name[:-1]))]
-        chosen += found or [name]  # an unknown name: let get_row say so
+    for name in names or ROWS:
+        chosen += [r for r in EVERY if fnmatchcase(r, name)] or [name]  # an unknown name: let get_row say so
     wanted = {get_row(name).training for name in chosen}
-    return [t for t in dict.fromkeys(r.training for r in ROWS.values()) if t in wanted]
+    return [t for t in dict.fromkeys(r.training for r in EVERY.values()) if t in wanted]

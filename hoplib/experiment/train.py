@@ -19,6 +19,7 @@ from ..data import Data
 from ..equilibrium import RecurrentBackprop, solve
 from ..madam import Madam, linear_decay, loss
 from ..network import Network, default_device
+from ..relaxation import OverRelaxed, best_omega
 from ..solvers import Anderson, Picard, Solution, Then
 from .config import Config
 from .files import RunError
@@ -26,6 +27,7 @@ from .measure import look, readout
 from .rows import MODELS, SOLVERS, Row
 
 FINISH = Anderson(m=5, mu=1e-8, relative=True, plain_steps=1, safeguard=False)
+RETUNE = 50  # steps after which over-relaxation chooses its ω anew: that costs about as much as a third of a step
 
 
 @dataclass
@@ -46,7 +48,7 @@ class Progress:
 # -- the equations of training ----------------------------------------------------------------------------------
 
 
-def equilibrium(net: Network, x: Tensor, row: Row, tol: float) -> Solution:
+def equilibrium(net: Network, x: Tensor, row: Row, tol: float, omega: float | None = None) -> Solution:
     """s* with the paper's gradient: as the paper does with tol = 0, else the same equilibrium and gradient for less.
 
     Each sample is iterated by the row's own solver until the paper's criterion, within the paper's number of
@@ -55,11 +57,18 @@ def equilibrium(net: Network, x: Tensor, row: Row, tol: float) -> Solution:
 
     The output of a synchronous HAM, hence the gradient, depends on one half of it alone, an even-odd network that under
     Picard iteration never meets the other half (Appendix E): k steps are k/2 sweeps of that half.
+
+    Over-relaxed, with ω = `omega`, a sample goes on in its own way to tol, and half as many terms give the gradient,
+    since the adjoint sweeps are over-relaxed too.
     """
     solver, even_odd = SOLVERS[row.solver], row.even_odd
     n, k = paper.max_iter(net, even_odd), paper.backward_steps(net, even_odd)
     if tol == 0:
         return solve(net, x, solver, even_odd=even_odd, early_stop=False, backward=RecurrentBackprop(k))
+    if isinstance(solver, OverRelaxed):
+        over = OverRelaxed(best_omega(net, x) if omega is None else omega)
+        backward = RecurrentBackprop(k // 2, closed_form=paper.TOL)
+        return solve(net, x, Then(over, over), even_odd=True, tol=tol, backward=backward)
     undamped = (paper.relaxation(net, even_odd) if solver.relaxation is None else solver.relaxation) == 1
     halves = not even_odd and undamped and not net.rule(net.rho, True).memory
     if halves and isinstance(solver, Picard):
@@ -84,6 +93,8 @@ class Training:
         self.optimizer = Madam(self.net.parameters(), lr=row.lr, fused=self.fused)
         self.schedule = linear_decay(self.optimizer, paper.EPOCHS)
         self.history: list[dict[str, float]] = []
+        self.omega: float | None = None  # of over-relaxation: chosen anew every so many steps of an epoch
+        self.taken = 0
 
     @property
     def epoch(self) -> int:
@@ -92,7 +103,7 @@ class Training:
 
     def gradients(self, x: Tensor, y: Tensor) -> tuple[Solution, Tensor, Tensor]:
         """Those of the loss of one batch, left with the parameters; its solution, predictions ŷ and loss."""
-        sol = equilibrium(self.net, x, self.config.row, self.config.tol)
+        sol = equilibrium(self.net, x, self.config.row, self.config.tol, self.omega)
         y_hat = readout(self.net, sol.state, self.config.row)
         value = loss(y_hat, y)
         self.optimizer.zero_grad()
@@ -101,6 +112,9 @@ class Training:
 
     def step(self, x: Tensor, y: Tensor) -> tuple[Solution, Tensor, Tensor]:
         """One update of the weights by one batch; its solution, predictions ŷ and loss."""
+        if self.config.row.solver == "over-relaxed" and self.taken % RETUNE == 0:
+            self.omega = best_omega(self.net, x)
+        self.taken += 1
         found = self.gradients(x, y)
         self.optimizer.step()
         return found
@@ -112,6 +126,7 @@ class Training:
         steps, looked = c.train_images // c.batch_size, 0.0
         start, cpu, before = time.perf_counter(), time.process_time(), sum(h["seconds"] for h in self.history)
         names = "loss", "accuracy", "iterations", "not_converged"
+        self.taken = 0
         sums = torch.zeros(len(names), dtype=torch.float64, device=self.device)
         for i, (x, y) in enumerate(train.batches(c.batch_size, generator=self.generator), 1):
             sol, y_hat, value = self.step(x, y)
