@@ -55,26 +55,33 @@ def rate(omega: Tensor, radius: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def radius(net: Network, x: Tensor, s: Tensor, steps: int = 10) -> Tensor:
-    """The spectral radius of a HAM's even-odd Jacobian at the equilibrium s, for each input: from below, to a few %.
+def radius(net: Network, x: Tensor, s: Tensor, steps: int = 10, start: Tensor | None = None) -> Tensor:
+    """The spectral radius of a HAM's even-odd Jacobian at the equilibrium s, for each input: the rate of convergence.
 
-    J = W_Pᵀ D_odd W_P D_even is similar to GᵀG with G = D_odd^½ W_P D_even^½, so it is the largest eigenvalue of a
-    symmetric matrix: by so few steps of Lanczos' method that it needs no care for rounding.
+    J = W_Pᵀ D_odd W_P D_even, D = diag ρ'(s), is similar to GᵀG with G = D_odd^½ W_P D_even^½, so it is the largest
+    eigenvalue of a symmetric matrix: by Lanczos' method from `start` (batch, size of the block updated last), one run
+    for each sample. It comes from below: ten steps give a few per cent, forty all digits.
     """
     f = EvenOdd(net, x)
     d_first, d_last = (f.rules[k].rho.drho(part) for k, part in f.every(s).items())
     root = d_last.sqrt()
-    before, v, steps = torch.zeros_like(root), root, min(steps, root.shape[1])
-    T = v.new_zeros(len(v), steps, steps)
-    for k in range(steps):
-        length = torch.linalg.vector_norm(v, dim=1, keepdim=True)
-        if k:
-            T[:, k, k - 1] = T[:, k - 1, k] = length[:, 0]
-        v, old = v / length.clamp_min(torch.finfo(v.dtype).tiny), before
+
+    def gram(v: Tensor) -> Tensor:
         up = f.transposed(0, f.blocks[1].views(root * v))
-        w = root * f.transposed(1, f.blocks[0].views(d_first * up))
-        T[:, k, k] = (v * w).sum(1)
-        before, v = v, w - T[:, k, k, None] * v - length * old
+        return root * f.transposed(1, f.blocks[0].views(d_first * up))
+
+    v, steps, eps = root if start is None else start, min(steps, root.shape[1]), torch.finfo(root.dtype).eps
+    basis, T = v.new_zeros(steps, *v.shape), v.new_zeros(len(v), steps, steps)
+    for k in range(steps):
+        length = v.norm(dim=1)
+        if k:
+            T[:, k, k - 1] = T[:, k - 1, k] = length
+        basis[k] = v / length.clamp_min(torch.finfo(v.dtype).tiny)[:, None]
+        w = gram(basis[k])
+        T[:, k, k] = (w * basis[k]).sum(1)
+        for _ in range(2):  # against all before, twice: rounding would let them come back
+            w = w - torch.einsum("kb,kbn->bn", torch.einsum("kbn,bn->kb", basis[: k + 1], w), basis[: k + 1])
+        v = torch.where(w.norm(dim=1, keepdim=True) > 450 * eps, w, torch.zeros_like(w))  # else the space is exhausted
     largest: Tensor = torch.linalg.eigvalsh(T)[:, -1]
     return largest
 

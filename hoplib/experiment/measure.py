@@ -20,7 +20,7 @@ from ..data import Data
 from ..equilibrium import solve
 from ..network import HAM, EvenOdd, Network
 from ..paper import TOL
-from ..relaxation import OverRelaxed, best_omega
+from ..relaxation import OverRelaxed, best_omega, radius
 from ..solvers import Anderson, Picard, Solver, Status, residual
 from .rows import SOLVERS, Row
 
@@ -133,38 +133,12 @@ def cross(net: Network, row: Row, data: Data, images: int = CROSS) -> tuple[Numb
 
 @torch.no_grad()
 def spectral_radius(net: Network, x: Tensor, steps: int = 40) -> Tensor:
-    """The spectral radius of a HAM's even-odd Jacobian at s*, for each input (Section 3.5: the rate of convergence).
-
-    J = W_Pᵀ D_odd W_P D_even, D = diag ρ'(s*), is similar to GᵀG with G = D_odd^½ W_P D_even^½, so its spectral
-    radius is the largest eigenvalue of a symmetric matrix: by Lanczos' method, in float64, one run for each sample.
-    """
-    net = copy.deepcopy(net).double()
-    x = x.double()
+    """The spectral radius of a HAM's even-odd Jacobian at s*, for each input, in float64 (Section 3.5)."""
+    net, x = copy.deepcopy(net).double(), x.double()
     s = solve(net, x, even_odd=True, tol=1e-10, max_iter=5 * paper.max_iter(net, True)).state
-    f = EvenOdd(net, x)
-    d_aux, d_main = (net.rho.drho(part) for part in f.every(s).values())
-    root = d_main.sqrt()
-
-    def gram(v: Tensor) -> Tensor:
-        up = f.transposed(0, f.blocks[1].views(root * v))
-        return root * f.transposed(1, f.blocks[0].views(d_aux * up))
-
-    v = torch.rand(d_main.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(x.device)
-    steps = min(steps, v.shape[1])
-    basis, T = v.new_zeros(steps, *v.shape), v.new_zeros(len(v), steps, steps)
-    tiny = torch.finfo(v.dtype).tiny
-    for k in range(steps):
-        length = v.norm(dim=1)
-        if k:
-            T[:, k, k - 1] = T[:, k - 1, k] = length
-        basis[k] = v / length.clamp_min(tiny)[:, None]
-        w = gram(basis[k])
-        T[:, k, k] = (w * basis[k]).sum(1)
-        for _ in range(2):  # against all before, twice: rounding would let them come back
-            w = w - torch.einsum("kb,kbn->bn", torch.einsum("kbn,bn->kb", basis[: k + 1], w), basis[: k + 1])
-        v = torch.where(w.norm(dim=1, keepdim=True) > 1e-13, w, torch.zeros_like(w))  # else the space is exhausted
-    radius: Tensor = torch.linalg.eigvalsh(T)[:, -1]
-    return radius
+    size = EvenOdd(net, x[:1]).blocks[1].size
+    start = torch.rand(len(x), size, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(x.device)
+    return radius(net, x, s, steps, start)
 
 
 def measure(net: Network, row: Row, data: Data, images: int) -> tuple[Numbers, Arrays, dict[str, Any]]:
