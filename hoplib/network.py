@@ -6,7 +6,7 @@ s ← ρ'(s) ⊙ h. Everything else is shared.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -46,8 +46,7 @@ class Network(nn.Module):
     ) -> None:
         super().__init__()
         self.layers = check_layers(layers)
-        if dtype not in (torch.float32, torch.float64):
-            raise TypeError(f"dtype must be torch.float32 or torch.float64, not {dtype}")
+        _check_dtype(dtype)
         device = default_device() if device is None else torch.device(device)
         if not isinstance(seed, torch.Generator):
             seed = torch.Generator("cpu").manual_seed(checks.integer("seed", seed, 0, 2**63 - 1))
@@ -62,6 +61,11 @@ class Network(nn.Module):
         self.hidden = tuple(range(1, len(self.layers)))
         self.all = Block(self.hidden, self.layers)
         self.rho = _activation(rho, self.layers)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Network:
+        """What .to(), .half() and the like do to the parameters."""
+        _check_dtype(fn(self.b[0].detach()[:0]).dtype)
+        return super()._apply(fn, recurse)
 
     # -- the state ----------------------------------------------------------------------------------------------
 
@@ -216,6 +220,7 @@ class Network(nn.Module):
         if x.ndim != 2 or x.shape[1] != n:
             raise ValueError(f"x must have shape (batch, {n}) for layers={list(self.layers)}, not {tuple(x.shape)}")
         _check_like("x", x, self.b[0])
+        checks.ordinary(x, *self.parameters())
         if not x.is_meta and not bool(x.isfinite().all()):
             bad = (~x.isfinite()).any(1).nonzero().flatten().tolist()
             raise ValueError(f"x has non-finite values in {len(bad)} of {len(x)} samples (the first: {bad[0]})")
@@ -254,6 +259,11 @@ class CHN(Network):
 
     def rule(self, rho: Activation, sole: bool) -> Rule:
         return ChnRule(rho) if sole else ChnRule(rho, self.local_iterations, self.local_damping)
+
+
+def _check_dtype(dtype: torch.dtype) -> None:
+    if dtype not in (torch.float32, torch.float64):
+        raise TypeError(f"dtype must be torch.float32 or torch.float64, not {dtype}")
 
 
 def two_colours(ends: Sequence[tuple[int, int]], hidden: Sequence[int]) -> dict[int, int]:
