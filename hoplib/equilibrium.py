@@ -88,12 +88,14 @@ class Adjoint:
         """The gradient by the field of every neuron, given the gradient by the state; and where it was found."""
         adjoint = f.adjoint(state, grad)
         tol = 32 * torch.finfo(grad.dtype).eps if self.tol is None else self.tol
-        if self.solver is None:
-            mu, solved = _symmetric(adjoint, tol, self.max_iter)
-            if bool(solved.all()):
-                return mu, solved
-        sol = iterate(adjoint, adjoint.first, self.solver or Picard(), max_iter=self.max_iter, tol=tol)
-        return adjoint.cotangent(sol.state), sol.converged
+        if self.solver is not None:
+            sol = iterate(adjoint, adjoint.first, self.solver, max_iter=self.max_iter, tol=tol)
+            return adjoint.cotangent(sol.state), sol.converged
+        mu, solved, symmetric = _symmetric(adjoint, tol, self.max_iter)
+        if not bool(symmetric.all()):
+            i = symmetric.logical_not().nonzero().flatten()
+            mu[i], solved[i] = replace(self, solver=Picard()).exact(f.restrict(i), state[i], grad[i])
+        return mu, solved
 
 
 @dataclass(frozen=True)
@@ -125,8 +127,8 @@ class RecurrentBackprop:
         return _of(i, found) + _of(j, f.restrict(j).along(z_star[j], steps, grad[j]))
 
 
-def _symmetric(f: AdjointSweep, tol: float, max_iter: int) -> tuple[Tensor, Tensor]:
-    """The cotangent μ = C λ by conjugate gradients, and for which samples it was found.
+def _symmetric(f: AdjointSweep, tol: float, max_iter: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The cotangent μ = C λ by conjugate gradients, for which samples it was found, and for which this is the way.
 
     At the fixed point μ = E g + M W μ, with E = C/(1 − A) and M = E D. So v = W μ has (I − W M) v = W E g. If M ≥ 0,
     this operator is self-adjoint in the product uᵀM v, and positive definite at a strict minimum of the energy, that is
@@ -172,7 +174,7 @@ def _symmetric(f: AdjointSweep, tol: float, max_iter: int) -> tuple[Tensor, Tens
     found = parts(flat)
     if two:
         found[0] = Eg[0] + weigh(0, f.transposed(0, views(found)))
-    return f.whole(found), solved & symmetric
+    return f.whole(found), solved, symmetric
 
 
 def _at_rest(f: Sweep, state: Tensor, mu: Tensor, way: str) -> list[Turn]:
@@ -211,7 +213,7 @@ class _Implicit(torch.autograd.Function):
             found = ctx.f.net.pullback(turns, x, ctx.needs_input_grad[5])
             ctx.ways.clear()
             if not grad.is_meta and not bool(torch.cat(found[1]).isfinite().all()):
-                turns, ctx.ways["left out"] = _finite(turns, grad)
+                turns, ctx.ways["left out"] = _finite(turns, state, grad)
                 found = ctx.f.net.pullback(turns, x, ctx.needs_input_grad[5])
             ctx.ways.update({t.way: len(grad if t.rows is None else t.rows) for t in turns})
         by_links, by_b, by_x = found
@@ -221,14 +223,14 @@ class _Implicit(torch.autograd.Function):
         return None, None, None, None, None, *gradients
 
 
-def _finite(turns: list[Turn], grad: Tensor) -> tuple[list[Turn], int]:
-    """The turns without the samples whose gradient overflowed, and their number. A NaN that came with `grad` stays."""
+def _finite(turns: list[Turn], state: Tensor, grad: Tensor) -> tuple[list[Turn], int]:
+    """The turns without the samples that overflowed, and their number. A NaN that came with `grad` alone stays."""
     bad = grad.new_zeros(len(grad), dtype=torch.bool)
     rows = [torch.arange(len(grad), device=grad.device) if t.rows is None else t.rows for t in turns]
     for t, i in zip(turns, rows, strict=True):
         for part in (*t.r.values(), *t.mu.values()):
             bad[i] |= ~part.isfinite().all(1)
-    bad &= grad.isfinite().all(1)
+    bad &= grad.isfinite().all(1) | ~state.isfinite().all(1)
     warnings.warn(f"the gradient of {int(bad.sum())} of {len(bad)} samples overflows: left out", stacklevel=2)
     found = []
     for t, i in zip(turns, rows, strict=True):
@@ -300,8 +302,9 @@ def solve(
     checks.number("tol", tol, RESIDUAL)
     if backward is not None and not isinstance(backward, ThroughTime) and not hasattr(backward, "turns"):
         raise TypeError(f"backward must be Adjoint(), RecurrentBackprop() or ThroughTime(), not {backward!r}")
-    if isinstance(x, Tensor) and checks.autocast(x):
-        x = x.to(net.b[0].dtype)  # as in any layer that autocast leaves in full precision
+    if isinstance(x, Tensor):
+        checks.ordinary(x, *net.parameters())
+        x = x.to(net.b[0].dtype) if checks.autocast(x) else x  # as in any layer that autocast leaves as it is
     net.check_input(x)
     with torch.no_grad(), checks.full_precision(x):
         f = _sweep(net, x, first, even_odd)

@@ -220,7 +220,6 @@ class Network(nn.Module):
         if x.ndim != 2 or x.shape[1] != n:
             raise ValueError(f"x must have shape (batch, {n}) for layers={list(self.layers)}, not {tuple(x.shape)}")
         _check_like("x", x, self.b[0])
-        checks.ordinary(x, *self.parameters())
         if not x.is_meta and not bool(x.isfinite().all()):
             bad = (~x.isfinite()).any(1).nonzero().flatten().tolist()
             raise ValueError(f"x has non-finite values in {len(bad)} of {len(x)} samples (the first: {bad[0]})")
