@@ -137,7 +137,7 @@ def _symmetric(f: AdjointSweep, tol: float, max_iter: int) -> tuple[Tensor, Tens
     """
     two = len(f.blocks) == 2 and not any(k in sources for k, sources in enumerate(f.sources))
     mine = [1] if two else [*range(len(f.blocks))]
-    E, symmetric = [], torch.ones_like(f.g[0][:, 0], dtype=torch.bool)
+    E, symmetric = [], f.g[0].new_ones(len(f.g[0]), dtype=torch.bool)
     for rule, g in zip(f.rules, f.g, strict=True):
         assert isinstance(rule, Affine)
         A, C = (g.new_full((1, 1), x) if t is None else t for t, x in ((rule.A, 0.0), (rule.C, 1.0)))
@@ -288,6 +288,7 @@ def solve(
     trace       keep every residual, (max_iter − 1, batch).
     backward    Adjoint(), RecurrentBackprop() or ThroughTime(): makes `state` differentiable by W, b and x.
     """
+    _check_network(net)
     solver = Picard() if solver is None else solver
     first = solver.first if isinstance(solver, Then) else solver
     if not hasattr(first, "init"):
@@ -306,24 +307,24 @@ def solve(
         checks.ordinary(x, *net.parameters())
         x = x.to(net.b[0].dtype) if checks.autocast(x) else x  # as in any layer that autocast leaves as it is
     net.check_input(x)
-    with torch.no_grad(), checks.full_precision(x):
-        f = _sweep(net, x, first, even_odd)
-        if s0 is not None:
-            net.check_state(s0, len(x))
-        z0 = f.start(s0)
-        until = solver.at if isinstance(solver, Then) else tol
-        sol = iterate(f, z0, first, max_iter=max_iter, tol=until, early_stop=early_stop, trace=trace)
-        if isinstance(solver, Then):
-            f = _finish(f, sol, solver, even_odd, x, tol)
-    sol.net = net
-    if isinstance(backward, ThroughTime):
-        with checks.full_precision(x):
-            sol.state = _unroll(f, x, z0, max_iter)
-    elif backward is not None:
-        sol.state = _Implicit.apply(backward, f, sol.state, sol.residual, sol.gradients, x, *net.W, *net.b)
-    else:
+    if s0 is not None:
+        net.check_state(s0, len(x))
+    with checks.full_precision(x):
         with torch.no_grad():
-            sol.state = f.join(sol.state)
+            f = _sweep(net, x, first, even_odd)
+            z0 = f.start(s0)
+            until = solver.at if isinstance(solver, Then) else tol
+            sol = iterate(f, z0, first, max_iter=max_iter, tol=until, early_stop=early_stop, trace=trace)
+            if isinstance(solver, Then):
+                f = _finish(f, sol, solver, even_odd, x, tol)
+        sol.net = net
+        if isinstance(backward, ThroughTime):
+            sol.state = _unroll(f, x, z0, max_iter)
+        elif backward is not None:
+            sol.state = _Implicit.apply(backward, f, sol.state, sol.residual, sol.gradients, x, *net.W, *net.b)
+        else:
+            with torch.no_grad():
+                sol.state = f.join(sol.state)
     return sol
 
 
@@ -337,6 +338,7 @@ class Layer(nn.Module):
         self, net: Network, solver: Solver | Then | None = None, *, backward: Backward | None = None, **options: Any
     ) -> None:
         super().__init__()
+        _check_network(net)
         self.net, self.solver, self.options = net, solver, {"backward": backward or Adjoint(), **options}
 
     def forward(self, x: Tensor) -> Tensor:
@@ -344,6 +346,11 @@ class Layer(nn.Module):
 
     def extra_repr(self) -> str:
         return ", ".join([f"solver={self.solver!r}", *(f"{name}={value!r}" for name, value in self.options.items())])
+
+
+def _check_network(net: object) -> None:
+    if not isinstance(net, Network):
+        raise TypeError(f"net must be a network such as hop.HAM(layers=[784, 1990, 10]), not {type(net).__name__}")
 
 
 def _sweep(net: Network, x: Tensor, solver: Solver, even_odd: bool, like: Sweep | None = None) -> Sweep:

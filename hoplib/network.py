@@ -304,6 +304,8 @@ def _activation(rho: object, layers: Sequence[int]) -> Activation:
 
 def _check_links(links: Mapping[tuple[int, int], Link], layers: Sequence[int]) -> list[tuple[int, int]]:
     for (a, b), link in links.items():
+        if not isinstance(link, Link):
+            raise TypeError(f"the link {(a, b)} must be a Link such as Dense(W), not {type(link).__name__}")
         if not 0 <= a < b < len(layers):
             raise ValueError(f"a link joins layers a < b of 0…{len(layers) - 1}, not {(a, b)}")
         if link.sizes != (layers[a], layers[b]):

@@ -220,6 +220,8 @@ class Then:
                 raise ValueError(f"Then's {name} must be a solver such as Picard() or Anderson(), not {solver!r}")
         checks.number("at", self.at, "a relative residual above 0", above=True)
         checks.integer("Then's steps", self.steps, 1)
+        if self.even_odd is not None:
+            checks.flag("even_odd", self.even_odd)
 
     @property
     def relaxation(self) -> float | None:
@@ -287,6 +289,7 @@ def _assign(target: Tensor, where: Tensor, source: Tensor) -> None:
 @torch.no_grad()
 def trajectory(f: FixedPointMap, z: Tensor, solver: Solver | None = None, *, iterations: int) -> Tensor:
     """The map values f¹, f², … (iterations, batch, size) by the plain loop: the oracle of `iterate`."""
+    checks.integer("iterations", iterations, 1)
     steps, found = (solver or Picard()).init(z), []
     values = Values(z, steps.depth)
     for _ in range(iterations):
@@ -314,6 +317,7 @@ def iterate(
     Anderson without safeguard may end in one or in another.
     """
     checks.integer("max_iter", max_iter, 1)
+    checks.number("tol", tol, "a relative residual of at least 0")
     steps = solver.init(z)
     values, account = Values(z, steps.depth), Account(z, max_iter, tol, early_stop, trace)
     for _ in range(max_iter):

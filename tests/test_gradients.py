@@ -220,7 +220,7 @@ def test_the_exact_gradient_is_as_exact_as_asked(model, even_odd, solver):
     net, x = tiny(model, [12, 11, 10, 9, 8], scale=1.0, batch=8)
     target = random_state(net, 8, seed=9)
     options = {"even_odd": even_odd, "target": target}
-    oracle = gradient(net, x, hop.Adjoint(solver=hop.Picard(), tol=1e-15), **options)
+    oracle = gradient(net, x, hop.Adjoint(solver=hop.Picard()), **options)
     for tol in (1e-3, 1e-6, 1e-9):
         found = gradient(net, x, hop.Adjoint(solver=solver, tol=tol), **options)
         assert (found - oracle).norm() < 50 * tol * oracle.norm()
