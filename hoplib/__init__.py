@@ -4,12 +4,15 @@
 >>> net = hop.HAM(layers=[784, 1280, 510, 200, 10], seed=0)
 >>> x = hop.load_data("mnist").test.x[:64]
 >>> sol = hop.solve(net, x, hop.Anderson(m=4), even_odd=True, tol=1e-4)
->>> sol.state, sol.iterations, sol.status, net.energy(sol.state, x)
+>>> sol
+Solution(64 samples: ... converged, ...; ... iterations on average)
+>>> sol.state.shape, sol.iterations.shape, sol.status.shape, net.energy(sol.state, x).shape
+(torch.Size([64, 2000]), torch.Size([64]), torch.Size([64]), torch.Size([64]))
 """
 
 from .activations import Activation, Effective, HardSigmoid, ReLU, ShiftedSigmoid, Tanh
 from .data import Data, DataError, Split, load_data
-from .equilibrium import Adjoint, RecurrentBackprop, ThroughTime, solve
+from .equilibrium import Adjoint, Layer, RecurrentBackprop, ThroughTime, solve
 from .links import Conv, Dense, Link
 from .madam import Madam, linear_decay, loss
 from .network import CHN, HAM, EvenOdd, ExactCHN, Network, Synchronous, default_device
@@ -38,6 +41,7 @@ __all__ = [
     "ExactRule",
     "HamRule",
     "HardSigmoid",
+    "Layer",
     "Link",
     "Madam",
     "Network",

@@ -351,6 +351,9 @@ ALL: dict[str, Activation] = {a.name: a for a in (ShiftedSigmoid(), Tanh(), ReLU
 def get(rho: str | Activation) -> Activation:
     """The activation of that name; an Activation is returned as it is."""
     if isinstance(rho, Activation):
+        for name in ("rho", "drho" if rho.elementwise else "times"):
+            if getattr(type(rho), name) is getattr(Activation, name):
+                raise TypeError(f"{type(rho).__name__} must have a method {name}: see hoplib.Activation")
         return rho
     if rho not in ALL:
         raise ValueError(f"unknown activation {rho!r}; choose from {', '.join(ALL)}, or pass an Activation")

@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
+from functools import wraps
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+P, T = ParamSpec("P"), TypeVar("T")
 
 
 def integer(name: str, value: Any, least: int, most: float = math.inf) -> int:
@@ -37,3 +45,34 @@ def choice(name: str, value: Any, choices: Iterable[str]) -> str:
     if isinstance(value, str) and value in known:
         return value
     raise ValueError(f"unknown {name} {value!r}; choose from {', '.join(known)}")
+
+
+def ordinary(*tensors: Tensor) -> None:
+    """No tensor of torch.func's transforms or of forward-mode differentiation: what they carry along would be lost."""
+    for t in tensors:
+        if torch.func.debug_unwrap(t, recurse=False) is not t:
+            raise RuntimeError("solve does not support torch.func and vmap: give it a batch, and use .backward()")
+        if forward_ad.unpack_dual(t).tangent is not None:
+            raise RuntimeError("solve does not support forward-mode differentiation: use .backward()")
+
+
+def autocast(t: Tensor) -> bool:
+    """Is torch.autocast on for the device of t?"""
+    return not t.is_meta and torch.is_autocast_enabled(t.device.type)
+
+
+def full_precision(t: Tensor) -> AbstractContextManager[Any]:
+    """Without torch.autocast, whose products in half precision would end every iteration at a residual of 1e-3."""
+    return torch.autocast(t.device.type, enabled=False) if autocast(t) else nullcontext()
+
+
+def uncompiled(function: Callable[P, T]) -> Callable[P, T]:
+    """Inside a model that torch.compile compiles, the function runs as it is: its loops depend on their numbers."""
+
+    @wraps(function)
+    def run(*args: P.args, **kwargs: P.kwargs) -> T:
+        if torch.compiler.is_compiling():  # torch.compiler.disable would import the compiler: seconds, for everyone
+            return torch.compiler.disable(function)(*args, **kwargs)  # type: ignore[no-any-return]
+        return function(*args, **kwargs)
+
+    return run

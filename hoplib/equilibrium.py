@@ -6,18 +6,19 @@ How the equilibrium is found and how it is differentiated are independent choice
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
-from torch.autograd.function import once_differentiable
+from torch import Tensor, nn
 
 from . import checks, paper
 from .network import EvenOdd, Network, Synchronous
 from .relaxation import OverRelaxed
-from .solvers import Picard, Solution, Solver, Then, iterate
-from .sweep import Sweep, Turn
+from .rules import Affine
+from .solvers import REACH, Picard, Solution, Solver, Then, conjugate_gradients, iterate, residual
+from .sweep import AdjointSweep, Layers, Sweep, Turn
 
 RESIDUAL = "a relative residual of at least 0"
 
@@ -35,38 +36,66 @@ class Backward(Protocol):
 class Adjoint:
     """Implicit differentiation: λ = g + Jᵀλ at s*, with Jᵀλ written out, then one outer product for each W_i.
 
-    With `steps=k` the first k terms of its Neumann series, which at an equilibrium is what the paper's k steps of
-    recurrent backpropagation compute; else iterated until the residual of each sample is below `tol` (32 units of
-    rounding), with Picard or, for speed, Anderson. Memory does not grow with the iterations. Exact only at an
-    equilibrium; where the adjoint does not converge (s* is no attractor) it warns.
+    Adjoint()           the first terms of its Neumann series, as many as the paper takes steps of recurrent
+                        backpropagation, and at an equilibrium the same numbers. For a sample that has not met the
+                        paper's criterion, the derivative along as many steps: RecurrentBackprop(closed_form=1e-4).
+    Adjoint(steps=k)    the first k terms, at every sample. Away from an equilibrium they may explode.
+    Adjoint(tol=1e-6)   exact, to that relative residual: by conjugate gradients or, given a solver, by iteration. A
+                        sample that is at no stable equilibrium, or is not solved in `max_iter` steps, has no such
+                        gradient: it takes that of Adjoint(), with a warning.
+
+    Memory does not grow with the steps. `Solution.gradients` tells how many samples took which way.
     """
 
     steps: int | None = None
-    solver: Solver = field(default_factory=Picard)
+    solver: Solver | None = None
     tol: float | None = None
     max_iter: int = 2000
 
     def __post_init__(self) -> None:
         if self.steps is not None:
             checks.integer("Adjoint's steps", self.steps, 1)
+            if self.tol is not None or self.solver is not None:
+                raise ValueError("Adjoint takes a number of steps, or a tol (and a solver) to be exact; not both")
         if self.tol is not None:
             checks.number("tol", self.tol, RESIDUAL)
+        if self.solver is not None and not hasattr(self.solver, "init"):
+            raise TypeError(f"Adjoint's solver must be Picard() or Anderson(), not {self.solver!r}")
         checks.integer("max_iter", self.max_iter, 1)
 
     def turns(self, f: Sweep, z_star: Tensor, state: Tensor, residual: Tensor, grad: Tensor) -> list[Turn]:
-        split, r = f.net.split, f.net.rho.rho(state, out=torch.empty_like(state))
-        return [Turn(split(r), split(self.cotangent(f, state, grad)))]
-
-    def cotangent(self, f: Sweep, state: Tensor, grad: Tensor) -> Tensor:
-        """The gradient by the field of every neuron, given the gradient by the state."""
-        adjoint = f.adjoint(state, grad)
         if self.steps is not None:
-            return adjoint.neumann(self.steps)
+            return _at_rest(f, state, f.adjoint(state, grad).neumann(self.steps), "series")
+        bounded = RecurrentBackprop(closed_form=paper.TOL)
+        if self.tol is None and self.solver is None:
+            return bounded.turns(f, z_star, state, residual, grad)
+        near = (residual < paper.TOL).nonzero().flatten()
+        mu, solved = self.exact(f.restrict(near), state[near], grad[near])
+        good = near[solved]
+        turns = _of(good, _at_rest(f, state[good], mu[solved], "exact"))
+        if len(good) < len(grad):
+            rest = torch.ones_like(residual, dtype=torch.bool).index_fill_(0, good, False).nonzero().flatten()
+            turns += _of(rest, bounded.turns(f.restrict(rest), z_star[rest], state[rest], residual[rest], grad[rest]))
+            warnings.warn(
+                f"{len(rest)} of {len(grad)} samples have no exact gradient, being at no stable equilibrium or not "
+                f"solved in {self.max_iter} steps: they take the truncated one",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        return turns
+
+    def exact(self, f: Sweep, state: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
+        """The gradient by the field of every neuron, given the gradient by the state; and where it was found."""
+        adjoint = f.adjoint(state, grad)
         tol = 32 * torch.finfo(grad.dtype).eps if self.tol is None else self.tol
-        sol = iterate(adjoint, adjoint.first, self.solver, max_iter=self.max_iter, tol=tol)
-        if not bool(sol.converged.all()):
-            warnings.warn(f"the adjoint did not converge: {sol!r}", RuntimeWarning, stacklevel=2)
-        return adjoint.cotangent(sol.state)
+        if self.solver is not None:
+            sol = iterate(adjoint, adjoint.first, self.solver, max_iter=self.max_iter, tol=tol)
+            return adjoint.cotangent(sol.state), sol.converged
+        mu, solved, symmetric = _symmetric(adjoint, tol, self.max_iter)
+        if not bool(symmetric.all()):
+            i = symmetric.logical_not().nonzero().flatten()
+            mu[i], solved[i] = replace(self, solver=Picard()).exact(f.restrict(i), state[i], grad[i])
+        return mu, solved
 
 
 @dataclass(frozen=True)
@@ -95,32 +124,132 @@ class RecurrentBackprop:
             return Adjoint(steps).turns(f, z_star, state, residual, grad)
         i, j = near.nonzero().flatten(), near.logical_not().nonzero().flatten()
         found = Adjoint(steps).turns(f.restrict(i), z_star[i], state[i], residual[i], grad[i])
-        further = f.restrict(j).along(z_star[j], steps, grad[j])
-        return [replace(t, rows=i) for t in found] + [replace(t, rows=j) for t in further]
+        return _of(i, found) + _of(j, f.restrict(j).along(z_star[j], steps, grad[j]))
+
+
+def _symmetric(f: AdjointSweep, tol: float, max_iter: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The cotangent μ = C λ by conjugate gradients, for which samples it was found, and for which this is the way.
+
+    At the fixed point μ = E g + M W μ, with E = C/(1 − A) and M = E D. So v = W μ has (I − W M) v = W E g. If M ≥ 0,
+    this operator is self-adjoint in the product uᵀM v, and positive definite at a strict minimum of the energy, that is
+    at every equilibrium that attracts. Of two blocks without links of their own one is eliminated: half the size, and
+    about half the steps.
+    """
+    two = len(f.blocks) == 2 and not any(k in sources for k, sources in enumerate(f.sources))
+    mine = [1] if two else [*range(len(f.blocks))]
+    E, symmetric = [], f.g[0].new_ones(len(f.g[0]), dtype=torch.bool)
+    for rule, g in zip(f.rules, f.g, strict=True):
+        assert isinstance(rule, Affine)
+        A, C = (g.new_full((1, 1), x) if t is None else t for t, x in ((rule.A, 0.0), (rule.C, 1.0)))
+        E.append(C / (1 - A))
+        if rule.rho.elementwise:
+            symmetric &= (E[-1] * rule.D >= 0).all(1)
+        elif E[-1].numel() > 1:
+            symmetric.fill_(False)
+    Eg = {k: E[k] * g for k, g in enumerate(f.g)}
+
+    def weigh(k: int, v: Tensor) -> Tensor:
+        rule = f.rules[k]
+        assert isinstance(rule, Affine)
+        return E[k] * rule.rho.times(rule.D, v)
+
+    def parts(flat: Tensor) -> dict[int, Tensor]:
+        return dict(zip(mine, flat.split([f.blocks[k].size for k in mine], 1), strict=True))
+
+    def M(flat: Tensor) -> Tensor:
+        return torch.cat([weigh(k, t) for k, t in parts(flat).items()], 1)
+
+    def views(mu: Mapping[int, Tensor]) -> Layers:
+        return {l: t for k, flat in mu.items() for l, t in f.blocks[k].views(flat).items()}
+
+    def W(flat: Tensor, other: Tensor | float = 0.0) -> Tensor:
+        """W μ in my blocks; through the other block where there is one, which adds to what it has of its own."""
+        mu = parts(flat)
+        if two:
+            mu = {0: weigh(0, f.transposed(0, views(mu))) + other}
+        return torch.cat([f.transposed(k, views(mu)) for k in mine], 1)
+
+    first = torch.cat([Eg[k] for k in mine], 1)
+    flat, solved = conjugate_gradients(W, M, first, W(first, Eg[0]), max_iter=max_iter, tol=tol)
+    found = parts(flat)
+    if two:
+        found[0] = Eg[0] + weigh(0, f.transposed(0, views(found)))
+    return f.whole(found), solved, symmetric
+
+
+def _at_rest(f: Sweep, state: Tensor, mu: Tensor, way: str) -> list[Turn]:
+    """The one turn of all layers at an equilibrium."""
+    split, r = f.net.split, f.net.rho.rho(state, out=torch.empty_like(state))
+    return [Turn(split(r), split(mu), way=way)]
+
+
+def _of(rows: Tensor, turns: list[Turn]) -> list[Turn]:
+    """The turns of a part of a batch, as turns of the batch; `rows` are the numbers of its samples."""
+    return [replace(t, rows=rows if t.rows is None else rows[t.rows]) for t in turns]
 
 
 class _Implicit(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, how: Backward, f: Sweep, z_star: Tensor, residual: Tensor, x: Tensor, *parameters: Tensor
+        ctx: Any,
+        how: Backward,
+        f: Sweep,
+        z_star: Tensor,
+        residual: Tensor,
+        ways: dict[str, int],
+        x: Tensor,
+        *parameters: Tensor,
     ) -> Tensor:
         state = f.join(z_star)
-        ctx.how, ctx.f = how, f
+        ctx.how, ctx.f, ctx.ways = how, f, ways
         ctx.save_for_backward(x, z_star, state, residual, *parameters)  # a weight that changes meanwhile is an error
         return state.clone() if state is z_star else state
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, z_star, state, residual, *_ = ctx.saved_tensors
-        turns = ctx.how.turns(ctx.f, z_star, state, residual, grad)
-        by_links, by_b, by_x = ctx.f.net.pullback(turns, x, ctx.needs_input_grad[4])
-        return None, None, None, None, by_x, *by_links, *by_b
+        with torch.no_grad(), checks.full_precision(x):
+            turns = ctx.how.turns(ctx.f, z_star, state, residual, grad)
+            found = ctx.f.net.pullback(turns, x, ctx.needs_input_grad[5])
+            ctx.ways.clear()
+            if not grad.is_meta and not bool(torch.cat(found[1]).isfinite().all()):
+                turns, ctx.ways["left out"] = _finite(turns, state, grad)
+                found = ctx.f.net.pullback(turns, x, ctx.needs_input_grad[5])
+            ctx.ways.update({t.way: len(grad if t.rows is None else t.rows) for t in turns})
+        by_links, by_b, by_x = found
+        gradients = [by_x, *by_links, *by_b]
+        if torch.is_grad_enabled() and grad.requires_grad:
+            gradients = list(_Once.apply(grad, *gradients))
+        return None, None, None, None, None, *gradients
 
 
-def attach(how: Backward, f: Sweep, x: Tensor, z_star: Tensor, residual: Tensor) -> Tensor:
-    """The state that z* stands for, connected to the parameters and to x."""
-    return _Implicit.apply(how, f, z_star, residual, x, *f.net.W, *f.net.b)  # type: ignore[no-any-return]
+def _finite(turns: list[Turn], state: Tensor, grad: Tensor) -> tuple[list[Turn], int]:
+    """The turns without the samples that overflowed, and their number. A NaN that came with `grad` alone stays."""
+    bad = grad.new_zeros(len(grad), dtype=torch.bool)
+    rows = [torch.arange(len(grad), device=grad.device) if t.rows is None else t.rows for t in turns]
+    for t, i in zip(turns, rows, strict=True):
+        for part in (*t.r.values(), *t.mu.values()):
+            bad[i] |= ~part.isfinite().all(1)
+    bad &= grad.isfinite().all(1) | ~state.isfinite().all(1)
+    warnings.warn(f"the gradient of {int(bad.sum())} of {len(bad)} samples overflows: left out", stacklevel=2)
+    found = []
+    for t, i in zip(turns, rows, strict=True):
+        keep = (~bad[i]).nonzero().flatten()
+        r, mu = ({l: part[keep] for l, part in layers.items()} for layers in (t.r, t.mu))
+        found.append(Turn(r, mu, i[keep], t.way))
+    return found, int(bad.sum())
+
+
+class _Once(torch.autograd.Function):
+    """Gradients, as they are; they have no derivative."""
+
+    @staticmethod
+    def forward(ctx: Any, grad: Tensor, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        return gradients
+
+    @staticmethod
+    def backward(ctx: Any, *_: Tensor) -> tuple[Tensor, ...]:
+        raise RuntimeError("Adjoint() and RecurrentBackprop() have no second derivatives; ThroughTime() has them")
 
 
 @dataclass(frozen=True)
@@ -135,6 +264,7 @@ def _unroll(f: Sweep, x: Tensor, z: Tensor, steps: int) -> Tensor:
     return f.join(z)
 
 
+@checks.uncompiled
 def solve(
     net: Network,
     x: Tensor,
@@ -158,6 +288,7 @@ def solve(
     trace       keep every residual, (max_iter − 1, batch).
     backward    Adjoint(), RecurrentBackprop() or ThroughTime(): makes `state` differentiable by W, b and x.
     """
+    _check_network(net)
     solver = Picard() if solver is None else solver
     first = solver.first if isinstance(solver, Then) else solver
     if not hasattr(first, "init"):
@@ -172,25 +303,54 @@ def solve(
     checks.number("tol", tol, RESIDUAL)
     if backward is not None and not isinstance(backward, ThroughTime) and not hasattr(backward, "turns"):
         raise TypeError(f"backward must be Adjoint(), RecurrentBackprop() or ThroughTime(), not {backward!r}")
+    if isinstance(x, Tensor):
+        checks.ordinary(x, *net.parameters())
+        x = x.to(net.b[0].dtype) if checks.autocast(x) else x  # as in any layer that autocast leaves as it is
     net.check_input(x)
-    with torch.no_grad():
-        f = _sweep(net, x, first, even_odd)
-        if s0 is not None:
-            net.check_state(s0, len(x))
-        z0 = f.start(s0)
-        until = solver.at if isinstance(solver, Then) else tol
-        sol = iterate(f, z0, first, max_iter=max_iter, tol=until, early_stop=early_stop, trace=trace)
-        if isinstance(solver, Then):
-            f = _finish(f, sol, solver, even_odd, x, tol)
-    sol.net = net
-    if isinstance(backward, ThroughTime):
-        sol.state = _unroll(f, x, z0, max_iter)
-    elif backward is not None:
-        sol.state = attach(backward, f, x, sol.state, sol.residual)
-    else:
+    if s0 is not None:
+        net.check_state(s0, len(x))
+    with checks.full_precision(x):
         with torch.no_grad():
-            sol.state = f.join(sol.state)
+            f = _sweep(net, x, first, even_odd)
+            z0 = f.start(s0)
+            until = solver.at if isinstance(solver, Then) else tol
+            sol = iterate(f, z0, first, max_iter=max_iter, tol=until, early_stop=early_stop, trace=trace)
+            if isinstance(solver, Then):
+                f = _finish(f, sol, solver, even_odd, x, tol)
+        sol.net = net
+        if isinstance(backward, ThroughTime):
+            sol.state = _unroll(f, x, z0, max_iter)
+        elif backward is not None:
+            sol.state = _Implicit.apply(backward, f, sol.state, sol.residual, sol.gradients, x, *net.W, *net.b)
+        else:
+            with torch.no_grad():
+                sol.state = f.join(sol.state)
     return sol
+
+
+class Layer(nn.Module):
+    """A network as a layer of a torch model: x (batch, n₀) ↦ the output at the equilibrium.
+
+    `options` are those of `solve`. It is differentiable by x and by the weights, in training and in evaluation.
+    """
+
+    def __init__(
+        self, net: Network, solver: Solver | Then | None = None, *, backward: Backward | None = None, **options: Any
+    ) -> None:
+        super().__init__()
+        _check_network(net)
+        self.net, self.solver, self.options = net, solver, {"backward": backward or Adjoint(), **options}
+
+    def forward(self, x: Tensor) -> Tensor:
+        return solve(self.net, x, self.solver, **self.options).output
+
+    def extra_repr(self) -> str:
+        return ", ".join([f"solver={self.solver!r}", *(f"{name}={value!r}" for name, value in self.options.items())])
+
+
+def _check_network(net: object) -> None:
+    if not isinstance(net, Network):
+        raise TypeError(f"net must be a network such as hop.HAM(layers=[784, 1990, 10]), not {type(net).__name__}")
 
 
 def _sweep(net: Network, x: Tensor, solver: Solver, even_odd: bool, like: Sweep | None = None) -> Sweep:
@@ -210,8 +370,9 @@ def _finish(f: Sweep, sol: Solution, then: Then, even_odd: bool, x: Tensor, tol:
         z = g.cut(f.join(z))
     near = sol.converged.nonzero().flatten()
     end = iterate(g.restrict(near), z[near], then.second, max_iter=then.steps, tol=tol)
-    good = end.residual < sol.residual[near]
+    r, way = sol.residual[near], residual(end.state, z[near])
+    good = (end.residual < r) & (way < REACH * r)
     z[near] = torch.where(good[:, None], end.state, z[near])
-    sol.residual[near] = torch.where(good, end.residual, sol.residual[near])
+    sol.residual[near] = torch.where(good, end.residual, r)
     sol.state, sol.evaluations = z, sol.evaluations + end.evaluations
     return g

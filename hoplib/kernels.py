@@ -2,7 +2,7 @@
 
 For one thread of a CPU, on which torch's own operations, one after the other, wait for memory most of the time. On
 other devices, with several threads and without Numba those are used: the same numbers to rounding (in Anderson's step
-amplified by the condition of FᵀF). A sample's answer does not depend on its neighbours in the batch.
+amplified by the condition of FᵀF). Each sample is computed by itself.
 """
 
 from __future__ import annotations

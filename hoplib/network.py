@@ -6,7 +6,7 @@ s ← ρ'(s) ⊙ h. Everything else is shared.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -47,8 +47,7 @@ class Network(nn.Module):
     ) -> None:
         super().__init__()
         self.layers = check_layers(layers)
-        if dtype not in (torch.float32, torch.float64):
-            raise TypeError(f"dtype must be torch.float32 or torch.float64, not {dtype}")
+        _check_dtype(dtype)
         device = default_device() if device is None else torch.device(device)
         if not isinstance(seed, torch.Generator):
             seed = torch.Generator("cpu").manual_seed(checks.integer("seed", seed, 0, 2**63 - 1))
@@ -63,6 +62,11 @@ class Network(nn.Module):
         self.hidden = tuple(range(1, len(self.layers)))
         self.all = Block(self.hidden, self.layers)
         self.rho = _activation(rho, self.layers)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Network:
+        """What .to(), .half() and the like do to the parameters."""
+        _check_dtype(fn(self.b[0].detach()[:0]).dtype)
+        return super()._apply(fn, recurse)
 
     # -- the state ----------------------------------------------------------------------------------------------
 
@@ -276,6 +280,11 @@ class ExactCHN(HAM):
         return self.base.varsigma_inv(self.layer(s, -1))
 
 
+def _check_dtype(dtype: torch.dtype) -> None:
+    if dtype not in (torch.float32, torch.float64):
+        raise TypeError(f"dtype must be torch.float32 or torch.float64, not {dtype}")
+
+
 def two_colours(ends: Sequence[tuple[int, int]], hidden: Sequence[int]) -> dict[int, int]:
     """A colour, 0 or 1, for every layer of state, such that no link joins two of one colour; layer 1 has colour 0.
 
@@ -315,6 +324,8 @@ def _activation(rho: object, layers: Sequence[int]) -> Activation:
 
 def _check_links(links: Mapping[tuple[int, int], Link], layers: Sequence[int]) -> list[tuple[int, int]]:
     for (a, b), link in links.items():
+        if not isinstance(link, Link):
+            raise TypeError(f"the link {(a, b)} must be a Link such as Dense(W), not {type(link).__name__}")
         if not 0 <= a < b < len(layers):
             raise ValueError(f"a link joins layers a < b of 0…{len(layers) - 1}, not {(a, b)}")
         if link.sizes != (layers[a], layers[b]):

@@ -6,6 +6,7 @@ The loop `iterate` serves every fixed point in the project, the equilibrium of a
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import ClassVar, Protocol
@@ -194,12 +195,17 @@ class AndersonSteps:
         self.F, self.gram = self.F.index_select(1, keep), self.gram[keep]
 
 
+REACH = 1000.0  # steps that shrink by a thousandth each, from the first one on, lead this many times as far
+
+
 @dataclass(frozen=True)
 class Then:
     """`first` until the residual of a sample is below `at`; from there `second`, which finds the digits down to tol.
 
-    The second takes at most `steps` iterations, and its answer counts where its residual is the smaller one. With
-    `even_odd` it has updates of its own: the two share their fixed points. Iterations and status are those of `first`.
+    The second takes at most `steps` iterations. Its answer counts where its residual is the smaller one and it has not
+    moved the state by more than REACH times the residual that it started from: a longer way leads to another
+    equilibrium. With `even_odd` it has updates of its own: the two share their fixed points. Iterations and status are
+    those of `first`.
     """
 
     first: Solver
@@ -214,6 +220,8 @@ class Then:
                 raise ValueError(f"Then's {name} must be a solver such as Picard() or Anderson(), not {solver!r}")
         checks.number("at", self.at, "a relative residual above 0", above=True)
         checks.integer("Then's steps", self.steps, 1)
+        if self.even_odd is not None:
+            checks.flag("even_odd", self.even_odd)
 
     @property
     def relaxation(self) -> float | None:
@@ -236,6 +244,7 @@ class Solution:
     residuals: Tensor | None = None  # (n − 1, batch) with trace=True; NaN once a sample has left the batch
     evaluations: int = 0  # map evaluations, summed over the samples
     net: Network | None = field(default=None, repr=False)
+    gradients: dict[str, int] = field(default_factory=dict)  # once there is one, how many samples' came which way
 
     @property
     def output(self) -> Tensor:
@@ -252,7 +261,8 @@ class Solution:
         ends = [f"{int((self.status == s).sum())} {s.name.lower().replace('_', ' ')}" for s in Status]
         said = ", ".join(e for e in ends if not e.startswith("0 "))
         mean = self.iterations.double().mean().item() if len(self.iterations) else 0.0
-        return f"Solution({len(self.status)} samples: {said}; {mean:.1f} iterations on average)"
+        ways = "; gradients: " + ", ".join(f"{n} {way}" for way, n in self.gradients.items()) if self.gradients else ""
+        return f"Solution({len(self.status)} samples: {said}; {mean:.1f} iterations on average{ways})"
 
 
 def residual(g: Tensor, before: Tensor) -> Tensor:
@@ -279,6 +289,7 @@ def _assign(target: Tensor, where: Tensor, source: Tensor) -> None:
 @torch.no_grad()
 def trajectory(f: FixedPointMap, z: Tensor, solver: Solver | None = None, *, iterations: int) -> Tensor:
     """The map values f¹, f², … (iterations, batch, size) by the plain loop: the oracle of `iterate`."""
+    checks.integer("iterations", iterations, 1)
     steps, found = (solver or Picard()).init(z), []
     values = Values(z, steps.depth)
     for _ in range(iterations):
@@ -300,11 +311,13 @@ def iterate(
     """Iterate z ← f(z) with a solver; `state` of the result is the last map value of each sample.
 
     With `early_stop` a sample is finished when its residual falls below tol; finished samples are dropped from the
-    batch whenever a quarter of it is finished (their answers are those of the moment they finished, so they do not
-    depend on the company they were in). Without, all samples take max_iter iterations, and nothing in the loop
-    waits for the device.
+    batch whenever a quarter of it is finished, with the answers of the moment they finished. Without, all samples take
+    max_iter iterations, and nothing in the loop waits for the device. A sample's answer depends on the company it was
+    in by rounding only. What the map or the solver makes of rounding is another matter: between several equilibria, an
+    Anderson without safeguard may end in one or in another.
     """
     checks.integer("max_iter", max_iter, 1)
+    checks.number("tol", tol, "a relative residual of at least 0")
     steps = solver.init(z)
     values, account = Values(z, steps.depth), Account(z, max_iter, tol, early_stop, trace)
     for _ in range(max_iter):
@@ -318,6 +331,42 @@ def iterate(
             steps.restrict(keep)
         z = steps.step(z, values)
     return account.close(values)
+
+
+def conjugate_gradients(
+    K: Callable[[Tensor], Tensor],
+    M: Callable[[Tensor], Tensor],
+    mu: Tensor,
+    r: Tensor,
+    *,
+    max_iter: int,
+    tol: float,
+) -> tuple[Tensor, Tensor]:
+    """μ + M v, for each sample with the v that solves v = K M v + r; and for which samples it was found.
+
+    By conjugate gradients in the product ⟨u, v⟩ = uᵀM v, in which K M is self-adjoint, K and M being symmetric. M must
+    be positive semi-definite, I − K M positive definite in it: a sample that shows another curvature is given up.
+    Found means ‖M r‖ ≤ tol·‖μ + M v‖, r what is left of the equation.
+    """
+    Mr = M(r)
+    p, Mp, rr = r, Mr, (r * Mr).sum(1)
+    solved = _norm(Mr) <= tol * _norm(mu)
+    running = ~solved
+    for _ in range(max_iter):
+        if not bool(running.any()):
+            break
+        q = p - K(Mp)
+        curvature = (Mp * q).sum(1)
+        running &= curvature > 0
+        a = torch.where(running, rr / curvature, 0.0)[:, None]
+        mu, r = torch.addcmul(mu, a, Mp), torch.addcmul(r, a, q, value=-1)
+        Mr = M(r)
+        before, rr = rr, (r * Mr).sum(1)
+        hit = running & (_norm(Mr) <= tol * _norm(mu))
+        solved, running = solved | hit, running & ~hit
+        b = torch.where(running, rr / before, 0.0)[:, None]
+        p, Mp = torch.addcmul(r, b, p), torch.addcmul(Mr, b, Mp)
+    return mu, solved
 
 
 CYCLE = 1e-3  # in a cycle of length 2, two steps move the state this much less than one

@@ -54,6 +54,7 @@ class Turn:
     r: Layers
     mu: Layers
     rows: Tensor | None = None  # the samples; None: all
+    way: str = "steps"  # how μ was found: along steps; at rest, by a series; at rest, exactly
 
 
 def check_omega(omega: float) -> None:

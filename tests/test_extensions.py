@@ -176,7 +176,9 @@ def problem(request):
     return net, torch.rand(3, net.layers[0], generator=torch.Generator().manual_seed(1), dtype=torch.float64)
 
 
-@pytest.mark.parametrize("backward", [hop.Adjoint(), hop.Adjoint(steps=150), hop.RecurrentBackprop(150)], ids=repr)
+@pytest.mark.parametrize(
+    "backward", [hop.Adjoint(tol=1e-14), hop.Adjoint(steps=150), hop.RecurrentBackprop(150)], ids=repr
+)
 @pytest.mark.parametrize("how", HOW)
 def test_the_gradient_is_that_of_finite_differences(problem, how, backward):
     (net, x), (even_odd, solver) = problem, HOW[how]

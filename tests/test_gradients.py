@@ -1,5 +1,7 @@
 """Four gradients agree: adjoint, recurrent backpropagation, through time, finite differences. In float64."""
 
+import warnings
+
 import pytest
 import torch
 from conftest import random_state, tiny
@@ -45,7 +47,8 @@ def test_all_gradients_agree(model, shape, even_odd, relaxation):
     oracle = gradient(net, x, hop.ThroughTime(), **options)
     scale = oracle.norm()
     for backward in (
-        hop.Adjoint(),
+        hop.Adjoint(tol=1e-14),
+        hop.Adjoint(solver=hop.Picard()),
         hop.Adjoint(solver=hop.Anderson(relative=True)),
         hop.RecurrentBackprop(steps=150),
         hop.Adjoint(steps=150),
@@ -104,8 +107,7 @@ def test_the_default_is_the_papers_number_of_steps(model, even_odd):
 def test_the_forward_solver_does_not_matter(model, even_odd):
     net, x = tiny(model, [6, 5, 4, 3], scale=0.6, batch=3)
     options = {"even_odd": even_odd, "target": random_state(net, 3)}
-    a = gradient(net, x, hop.Adjoint(), **options)
-    b = gradient(net, x, hop.Adjoint(), solver=hop.Anderson(relative=True), **options)
+    a, b = (gradient(net, x, hop.Adjoint(), solver=s, **options) for s in (None, hop.Anderson(relative=True)))
     torch.testing.assert_close(a, b, atol=1e-9, rtol=1e-7)
 
 
@@ -120,7 +122,7 @@ def test_against_finite_differences(model, even_odd, rho):
         for name, p in zip(names, parameters, strict=True):
             module, _, i = name.rpartition(".")
             twin.get_submodule(module)._parameters[i] = p
-        sol = hop.solve(twin, x, even_odd=even_odd, tol=1e-13, max_iter=500, backward=hop.Adjoint())
+        sol = hop.solve(twin, x, even_odd=even_odd, tol=1e-13, max_iter=500, backward=hop.Adjoint(tol=1e-13))
         return sol.state
 
     leaves = [x.clone().requires_grad_(), *(p.detach().clone().requires_grad_() for p in net.parameters())]
@@ -141,11 +143,117 @@ def test_no_graph_without_a_backward_and_no_growth_with_one():
     assert saved(hop.ThroughTime(), 40) > 3 * saved(hop.ThroughTime(), 10)
 
 
-def test_an_adjoint_that_cannot_converge_says_so():
+# -- which samples take which way -------------------------------------------------------------------------------
+
+
+def batch_of_all_kinds(model=hop.HAM, batch=40, scale=3.0):
+    """Some samples converge, some end in limit cycles."""
+    net, x = tiny(model, [6, 5, 4], scale=scale, batch=batch)
+    sol = hop.solve(net, x, tol=1e-13, max_iter=400)
+    assert 0 < int(sol.converged.sum()) < batch
+    return net, x, sol
+
+
+def test_the_default_is_the_papers_gradient_for_all_kinds_of_samples():
+    """The series where the criterion is met, steps elsewhere: what training takes, and where all converge the same."""
+    net, x, _ = batch_of_all_kinds()
+    options = {"even_odd": False, "target": random_state(net, 40), "max_iter": 400}
+    default, papers = (gradient(net, x, b, **options) for b in (hop.Adjoint(), hop.RecurrentBackprop()))
+    assert (default - papers).norm() < 1e-7 * papers.norm()
+    assert torch.equal(default, gradient(net, x, hop.RecurrentBackprop(closed_form=paper.TOL), **options))
+
+
+def test_a_solution_tells_how_many_samples_took_which_way():
+    net, x, sol = batch_of_all_kinds()
+    met = int((sol.residual < paper.TOL).sum())
+    for backward, way in ((hop.Adjoint(), "series"), (hop.Adjoint(tol=1e-9), "exact")):
+        sol = hop.solve(net, x, tol=1e-13, max_iter=400, backward=backward)
+        assert sol.gradients == {}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)
+            sol.output.square().sum().backward()
+        assert sol.gradients == {way: met, "steps": 40 - met}
+    assert f"gradients: {met} exact, {40 - met} steps" in repr(sol)
+
+
+def test_where_there_is_no_exact_gradient_it_says_so_and_is_bounded():
+    """At s = 0, which repels, the exact adjoint of a tanh network has no meaning; it takes the way of Adjoint()."""
     net, x = tiny(hop.HAM, [6, 5, 4], scale=3.0, rho="tanh")
-    sol = hop.solve(net, x, s0=net.zeros(len(x)), max_iter=1, backward=hop.Adjoint(max_iter=50))
-    with pytest.warns(RuntimeWarning, match="the adjoint did not converge: Solution"):
+    with torch.no_grad():
+        for b in net.b:
+            b.zero_()
+    x = torch.zeros_like(x)  # then s = 0 is an equilibrium
+    options = {"s0": net.zeros(len(x)), "even_odd": True}
+    sol = hop.solve(net, x, backward=hop.Adjoint(tol=1e-9, max_iter=200), **options)
+    with pytest.warns(RuntimeWarning, match="5 of 5 samples have no exact gradient"):
+        exact = torch.autograd.grad(sol.output.sum(), list(net.parameters()))
+    assert sol.gradients == {"exact": 0, "series": 5}
+    sol = hop.solve(net, x, backward=hop.Adjoint(), **options)
+    for a, b in zip(exact, torch.autograd.grad(sol.output.sum(), list(net.parameters())), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_a_gradient_that_overflows_is_left_out():
+    """One sample repels so strongly that its series has no number; the gradient is that of the others."""
+    net, x = tiny(hop.HAM, [6, 5, 4], scale=1e9, rho="tanh", dtype=torch.float32)
+    with torch.no_grad():
+        for b in net.b:
+            b.zero_()
+    x = torch.cat([torch.zeros_like(x[:1]), x[1:] + 1])  # x = 0: its s = 0 is an equilibrium; others are saturated
+    sol = hop.solve(net, x, even_odd=True, backward=hop.Adjoint())
+    with pytest.warns(UserWarning, match="the gradient of 1 of 5 samples overflows: left out"):
         sol.output.sum().backward()
+    assert sol.gradients["left out"] == 1
+    assert sum(sol.gradients.values()) == 5
+    assert all(p.grad.isfinite().all() for p in net.parameters())
+
+
+def test_a_nan_that_came_with_the_loss_stays():
+    net, x = tiny(hop.HAM, [6, 5, 4], scale=0.6)
+    with pytest.warns(UserWarning, match="0 of 5 samples"):
+        (hop.solve(net, x, backward=hop.Adjoint()).output.sum() * torch.nan).backward()
+    assert net.b[-1].grad.isnan().all()
+
+
+@pytest.mark.parametrize("solver", [None, hop.Anderson(relative=True)], ids=["conjugate gradients", "Anderson"])
+def test_the_exact_gradient_is_as_exact_as_asked(model, even_odd, solver):
+    net, x = tiny(model, [12, 11, 10, 9, 8], scale=1.0, batch=8)
+    target = random_state(net, 8, seed=9)
+    options = {"even_odd": even_odd, "target": target}
+    oracle = gradient(net, x, hop.Adjoint(solver=hop.Picard()), **options)
+    for tol in (1e-3, 1e-6, 1e-9):
+        found = gradient(net, x, hop.Adjoint(solver=solver, tol=tol), **options)
+        assert (found - oracle).norm() < 50 * tol * oracle.norm()
+
+
+def test_conjugate_gradients_take_half_the_steps_on_half_the_state():
+    """Even-odd, one block is eliminated; and both are faster than the series."""
+    net, x = tiny(hop.HAM, [12, 11, 10, 9, 8, 7, 6], scale=1.0, batch=16)
+    s = hop.solve(net, x, even_odd=True, tol=1e-14, max_iter=5000).state
+
+    def steps(f, solver):
+        for n in range(1, 1000):
+            if hop.Adjoint(solver=solver, tol=1e-9, max_iter=n).exact(f, s, s)[1].all():
+                return n
+        raise AssertionError
+
+    both, half = steps(hop.Synchronous(net, x), None), steps(hop.EvenOdd(net, x), None)
+    assert half <= 0.6 * both
+    assert half < steps(hop.EvenOdd(net, x), hop.Picard())
+
+
+def test_the_default_gradient_trains_with_adam():
+    """Untrained, most samples have not converged: then the exact adjoint explodes, and learning stops."""
+    data = hop.load_data("mnist", device="cpu")
+    net = hop.HAM([784, 64, 32, 10], seed=0, device="cpu")
+    optimizer = torch.optim.Adam(net.parameters(), lr=3e-3)
+    batches = data.train.batches(32, generator=torch.Generator().manual_seed(0))
+    for (x, y), _ in zip(batches, range(60), strict=False):
+        optimizer.zero_grad()
+        hop.loss(hop.solve(net, x, even_odd=True, backward=hop.Adjoint()).output, y).backward()
+        optimizer.step()
+    said = hop.solve(net, data.test.x[:500], even_odd=True).output.argmax(1)
+    assert (said == data.test.label[:500]).double().mean() > 0.75
 
 
 def test_frozen_parameters_get_no_gradient():

@@ -107,7 +107,11 @@ def test_options(options, error, message):
         (lambda: hop.Then(hop.Picard(), "anderson"), "Then's second must be a solver"),
         (lambda: hop.Then(hop.Picard(), hop.Anderson(), at=0), "a relative residual above 0"),
         (lambda: hop.Adjoint(tol=-1.0), "tol must be"),
+        (lambda: hop.Then(hop.Picard(), hop.Anderson(), even_odd="no"), "even_odd must be True or False, not 'no'"),
         (lambda: hop.Adjoint(max_iter=0), "max_iter must be"),
+        (lambda: hop.Adjoint(tol="exact"), "tol must be"),
+        (lambda: hop.Adjoint(steps=8, tol=1e-6), "a number of steps, or a tol .* not both"),
+        (lambda: hop.RecurrentBackprop(closed_form=None), "closed_form must be a relative residual"),
         (lambda: hop.HAM([3, 2], seed=1.7), "seed must be an integer from 0 .* not 1.7"),
         (lambda: hop.HAM([3, 2], seed=None), "seed must be an integer"),
         (lambda: hop.Madam(NET.parameters(), lr=float("inf")), "lr must be a positive number, not inf"),
@@ -124,10 +128,38 @@ def test_options(options, error, message):
         (lambda: configure("3-HAM", tol="0"), "tol must be a number from 0"),
         (lambda: configure("3-HAM", data=None), "unknown data set None"),
         (lambda: hop.iterate(None, torch.zeros(1, 1), hop.Picard(), max_iter=0, tol=1e-4), "max_iter must be"),
+        (lambda: hop.iterate(None, torch.zeros(1, 1), hop.Picard(), max_iter=5, tol=None), "tol must be"),
+        (lambda: hop.trajectory(None, torch.zeros(1, 1), iterations="5"), "iterations must be an integer"),
     ],
 )
 def test_numbers_and_choices(make, message):
     with pytest.raises(ValueError, match=message):
+        make()
+
+
+class NoSlope(hop.Activation):
+    """ρ alone."""
+
+    def rho(self, s, out=None):
+        return torch.tanh(s, out=out)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: hop.HAM([3, 2], rho=NoSlope()), "NoSlope must have a method drho"),
+        (lambda: hop.HAM([3, 2], rho=["tanh", NoSlope()]), "NoSlope must have a method drho"),
+        (lambda: hop.HAM([3, 2], rho=hop.Activation()), "Activation must have a method rho"),
+        (lambda: hop.HAM([3, 2], links={(0, 1): torch.zeros(2, 3)}), r"the link \(0, 1\) must be a Link .* not Tensor"),
+        (lambda: hop.solve("net", X), "net must be a network such as .* not str"),
+        (lambda: hop.Layer(None), "net must be a network such as .* not NoneType"),
+        (lambda: hop.Adjoint(solver="anderson"), "Adjoint's solver must be Picard.. or Anderson.., not 'anderson'"),
+        (lambda: NET.energy(torch.zeros(5, 11).numpy(), X), "a state must be a dense torch tensor .* not ndarray"),
+        (lambda: NET.energy(torch.zeros(5, 11).to_sparse(), X), "a state must be a dense torch tensor"),
+    ],
+)
+def test_objects(make, message):
+    with pytest.raises(TypeError, match=message):
         make()
 
 

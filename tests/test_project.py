@@ -1,11 +1,13 @@
 """pyproject, the lock, environment.yml and the code agree, and the repository speaks of the project alone."""
 
 import ast
+import doctest
 import re
 import shutil
 import subprocess
 import sys
 import tomllib
+from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 
@@ -96,8 +98,20 @@ def test_readme_shows_the_two_commands_and_its_code_runs():
     blocks = re.findall(r"```python\n(.*?)```", text, re.S)
     assert blocks
     for block in blocks:
-        done = subprocess.run([sys.executable, "-c", block], capture_output=True, text=True, cwd=ROOT)
+        done = subprocess.run([sys.executable, "-W", "error", "-c", block], capture_output=True, text=True, cwd=ROOT)
         assert done.returncode == 0, done.stderr
+
+
+def test_the_examples_of_docstrings_run():
+    found = [
+        module
+        for path in sorted((ROOT / "hoplib").glob("*.py"))
+        if ">>>" in path.read_text()
+        for module in [import_module("hoplib" if path.stem == "__init__" else f"hoplib.{path.stem}")]
+    ]
+    assert found
+    for module in found:
+        assert doctest.testmod(module, optionflags=doctest.ELLIPSIS).failed == 0
 
 
 def test_no_path_of_one_machine_is_committed():

@@ -113,7 +113,9 @@ def test_a_rule_that_overrides_settle_alone_has_the_right_equilibrium_and_gradie
                 return cls(rho)
 
         net, x = tiny(Own, [7, 6, 5], scale=0.5)
-        sol = hop.solve(net, x, hop.Picard(1.0), even_odd=even_odd, tol=1e-14, max_iter=3000, backward=hop.Adjoint())
+        sol = hop.solve(
+            net, x, hop.Picard(1.0), even_odd=even_odd, tol=1e-14, max_iter=3000, backward=hop.Adjoint(tol=1e-14)
+        )
         assert sol.converged.all()
         gradients = torch.autograd.grad(sol.state.square().sum(), list(net.parameters()))
         found.append(torch.cat([sol.state.flatten(), *(g.flatten() for g in gradients)]))

@@ -173,6 +173,57 @@ def test_the_answer_does_not_depend_on_the_company(seed, chn, even_odd, name):
         torch.testing.assert_close(alone.state[0], together.state[i], atol=1e-10, rtol=1e-10)
 
 
+FINISH = hop.Anderson(m=5, mu=1e-8, relative=True, safeguard=False)
+
+
+@pytest.mark.parametrize(
+    ("solver", "scale"), [(hop.Picard(), 1), (hop.Picard(), 3), (hop.Anderson(), 1), (FINISH, 1)], ids=repr
+)
+def test_what_the_company_can_change_in_single_precision(solver, scale):
+    """Products of other batch sizes round otherwise. Picard's answers differ by less than the tolerance. An Anderson
+    without safeguard makes more of it, here for every tenth sample; but what it finds is an equilibrium each time."""
+    net, x = tiny(hop.HAM, [20, 40, 30, 20, 10], scale=scale, batch=64, dtype=torch.float32)
+    options = {"even_odd": True, "tol": 1e-5, "max_iter": 300}
+    together = hop.solve(net, x, solver, **options)
+    parts = [hop.solve(net, part, solver, **options) for part in x.split(7)]
+    state, converged = (torch.cat([getattr(p, name) for p in parts]) for name in ("state", "converged"))
+    other = hop.residual(state, together.state) > 1e-4
+    assert bool(other.any()) == (solver is FINISH)
+    if solver is not FINISH:
+        assert torch.equal(converged, together.converged)
+    for s, met in ((together.state, together.converged), (state, converged)):
+        assert (hop.residual(net.step(s, x), s)[met] < 1e-4).all()
+
+
+class Mirror(hop.Picard):
+    """Picard from −z instead of z."""
+
+    def init(self, z):
+        return Mirror()
+
+    def step(self, z, values):
+        return -values[0] if values.k == 0 else values[0]
+
+
+def test_a_finish_that_leads_to_another_equilibrium_is_refused():
+    """Of a tanh network without drive s and −s are equilibria. The mirror's answer is as good, but another one."""
+    net, x = tiny(hop.HAM, [6, 8, 7, 5], scale=3.0, rho="tanh", batch=16)
+    with torch.no_grad():
+        for b in net.b:
+            b.zero_()
+    x.zero_()
+    s0 = torch.randn(16, net.N, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    options = {"even_odd": True, "tol": 1e-12, "max_iter": 200, "s0": s0}
+    first = hop.solve(net, x, **{**options, "tol": 1e-4})
+    assert first.converged.all()
+    jumped = hop.solve(net, x, hop.Then(hop.Picard(), Mirror(), steps=300), **options)
+    assert torch.equal(jumped.state, first.state)
+    assert torch.equal(jumped.residual, first.residual)
+    went_on = hop.solve(net, x, hop.Then(hop.Picard(), hop.Picard(), steps=300), **options)
+    assert (went_on.residual < 1e-12).all()
+    assert (hop.residual(went_on.state, first.state) < 0.01).all()
+
+
 def test_finished_samples_leave_the_batch():
     net, x = tiny(hop.HAM, [7, 20, 10], scale=1.5, batch=40)
     early = hop.solve(net, x, even_odd=True, max_iter=100)

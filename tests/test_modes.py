@@ -1,0 +1,147 @@
+"""A network in the company of torch: as a layer of a model, copied, saved, and in torch's modes.
+
+What a mode does to a solve is either right or one clear error.
+"""
+
+import copy
+import pickle
+
+import pytest
+import torch
+from conftest import tiny
+from torch import nn
+from torch.autograd import forward_ad
+
+import hoplib as hop
+
+LAYERS = [6, 5, 4, 3]
+
+
+@pytest.fixture
+def layer():
+    net, x = tiny(hop.HAM, LAYERS, dtype=torch.float32)
+    return hop.Layer(net, even_odd=True), x
+
+
+def test_a_layer_is_a_solve(layer):
+    layer, x = layer
+    assert torch.equal(layer(x), hop.solve(layer.net, x, even_odd=True).output)
+    assert "even_odd=True" in repr(layer)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_a_model_with_a_layer_has_gradients_in_training_and_evaluation(training):
+    """All its parameters and its input, by finite differences."""
+    net, _ = tiny(hop.HAM, LAYERS, scale=0.6)
+    first, last = nn.Linear(4, 6, dtype=torch.float64), nn.Linear(3, 2, dtype=torch.float64)
+    how = {"even_odd": True, "tol": 1e-13, "max_iter": 500, "backward": hop.Adjoint(tol=1e-13)}
+    model = nn.Sequential(first, nn.Sigmoid(), hop.Layer(net, **how), last).train(training)
+    x = torch.rand(3, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    assert torch.autograd.gradcheck(model, x)
+    model(x).sum().backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() and p.grad.any() for p in model.parameters())
+
+
+def test_a_model_with_a_layer_learns_with_adam():
+    g = torch.Generator().manual_seed(0)
+    x, y = torch.rand(64, 12, generator=g).round(), torch.arange(64) % 4
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(12, 16), nn.ReLU(), hop.Layer(hop.HAM([16, 32, 8], device="cpu")), nn.Linear(8, 4))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    losses = []
+    for _ in range(80):
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.5 * losses[0]
+
+
+@pytest.mark.parametrize("again", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))], ids=["deepcopy", "pickle"])
+def test_copies_are_equal_and_independent(layer, again):
+    layer, x = layer
+    twin, before = again(layer), layer(x)
+    assert torch.equal(twin(x), before)
+    with torch.no_grad():
+        twin.net.W[0].zero_()
+    assert torch.equal(layer(x), before)
+    twin.load_state_dict(layer.state_dict())
+    assert torch.equal(twin(x), before)
+
+
+def test_in_inference_mode_it_is_the_same_without_a_graph(layer):
+    layer, x = layer
+    with torch.inference_mode():
+        found = layer(x)
+    assert found.is_inference()
+    assert torch.equal(found, layer(x))
+
+
+def test_autocast_changes_nothing(layer):
+    """As an ordinary layer that autocast leaves in full precision: forward, backward, and what comes in as bfloat16."""
+    layer, x = layer
+    x = x.bfloat16().float()
+    found = []
+    for on in (False, True):
+        layer.zero_grad()
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=on):
+            y = layer(x.bfloat16() if on else x)
+            y.sum().backward()
+        assert y.dtype == torch.float32
+        found.append([y.detach(), *(p.grad for p in layer.parameters())])
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+def test_half_precision_is_refused_and_leaves_the_network_as_it_was(layer):
+    layer, x = layer
+    before = layer(x)
+    for convert in (layer.net.half, layer.bfloat16, lambda: layer.to(torch.float16)):
+        with pytest.raises(TypeError, match=r"float32 or torch\.float64, not torch\.b?float16"):
+            convert()
+        assert torch.equal(layer(x), before)
+    assert layer.double()(x.double()).dtype == torch.float64
+
+
+def test_transforms_of_functions_are_refused(layer):
+    layer, x = layer
+    parameters = dict(layer.named_parameters())
+    assert torch.equal(torch.func.functional_call(layer, parameters, (x,)), layer(x))
+    for call in (
+        lambda: torch.vmap(lambda one: layer(one[None]))(x),
+        lambda: torch.func.grad(lambda t: layer(t).sum())(x),
+        lambda: torch.func.grad(lambda p: torch.func.functional_call(layer, p, (x,)).sum())(parameters),
+    ):
+        with pytest.raises(RuntimeError, match=r"does not support torch\.func and vmap: give it a batch"):
+            call()
+
+
+def test_forward_mode_is_refused(layer):
+    layer, x = layer
+    with forward_ad.dual_level(), pytest.raises(RuntimeError, match="does not support forward-mode"):
+        layer(forward_ad.make_dual(x, x))
+
+
+def test_second_derivatives_are_those_of_through_time_or_refused():
+    net, x = tiny(hop.HAM, [4, 3, 2], scale=0.6, batch=2)
+    x.requires_grad_()
+
+    def penalty(backward):
+        output = hop.solve(net, x, tol=1e-13, max_iter=80, backward=backward).output
+        (by_x,) = torch.autograd.grad(output.square().sum(), x, create_graph=True)
+        return by_x
+
+    torch.testing.assert_close(penalty(hop.Adjoint(tol=1e-13)), penalty(hop.ThroughTime()))
+    with pytest.raises(RuntimeError, match=r"have no second derivatives; ThroughTime\(\) has them"):
+        penalty(hop.Adjoint()).sum().backward()
+    assert torch.autograd.gradgradcheck(
+        lambda x: hop.solve(net, x, max_iter=80, backward=hop.ThroughTime()).output, x.detach().requires_grad_()
+    )
+
+
+def test_a_compiled_model_runs_the_layer_as_it_is(layer):
+    layer, x = layer
+    model = nn.Sequential(nn.Identity(), layer, nn.Linear(3, 2))
+    compiled = torch.compile(model, backend="eager")  # the default backend needs a C++ compiler
+    found, expected = ([y, *torch.autograd.grad(y.sum(), list(model.parameters()))] for y in (compiled(x), model(x)))
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
