@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LinearLR
 
-from . import checks
+from . import checks, kernels
 
 CHUNK = 1 << 16  # on the CPU a parameter is updated piece by piece, so that a piece stays in the cache
 
@@ -69,7 +69,7 @@ class Madam(Optimizer):
                     as_tensors = (torch.tensor(a, dtype=p.dtype, device=p.device) for a in scalars)
                     self.fused(*flat, group["beta"], *as_tensors)  # type: ignore[call-arg]
                     continue
-                chunk = CHUNK if p.device.type == "cpu" else p.numel()
+                chunk = p.numel() if kernels.waits(p) else CHUNK
                 for q, g, v in zip(*(t.split(chunk) for t in flat), strict=True):
                     update(q, g, v, group["beta"], *scalars)
         return loss
