@@ -94,7 +94,9 @@ def linear_decay(optimizer: Optimizer, epochs: int = 10) -> LinearLR:
 
 def loss(y_hat: Tensor, y: Tensor) -> Tensor:
     """½ Σ (ŷ − y)² / batch size, the paper's loss on the last layer's state."""
-    if y_hat.shape != y.shape:
+    if not (isinstance(y_hat, Tensor) and isinstance(y, Tensor)):
+        raise TypeError(f"ŷ and the one-hot targets must be tensors, not {type(y_hat).__name__}, {type(y).__name__}")
+    if y_hat.shape != y.shape or y.ndim == 0:
         raise ValueError(f"ŷ has shape {tuple(y_hat.shape)}, the one-hot targets {tuple(y.shape)}")
     if len(y) == 0:
         raise ValueError("the loss of an empty batch is not defined; give at least one sample")

@@ -4,13 +4,14 @@ On the `meta` device any tensor that was made on the CPU by mistake cannot be co
 a value (a wait for the device) is an error. Where the values decide the flow, as in early stopping, the stand-in is a
 default device of `meta`: a tensor made without a device then lands there and cannot be combined with the CPU's.
 
-What a GPU does otherwise than a CPU (rare looks, masks instead of indices, no compiled loops, the optimizer in one pass)
-is one answer of `kernels.waits`. Here the CPU gives that answer too: the numbers must be the same, and the looks few.
+What a GPU does otherwise than a CPU (rare looks, masks instead of indices, no compiled loops, the optimizer in one
+pass) is one answer of `kernels.waits`. Here the CPU gives it too: the numbers must be the same, and the looks few.
 """
 
 import json
 from collections import Counter
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 import torch
@@ -116,7 +117,7 @@ def test_the_ways_of_a_gpu_against_the_plain_loop(as_on_a_gpu, model, layers, ev
     sol = hop.solve(net, x, even_odd=even_odd, max_iter=40, trace=True)
     f = (hop.EvenOdd if even_odd else hop.Synchronous)(net, x, hop.paper.relaxation(net, even_odd))
     g = hop.trajectory(f, f.start(), iterations=40)
-    plain = torch.stack([hop.residual(b, a) for a, b in zip(g, g[1:], strict=False)])
+    plain = torch.stack([hop.residual(b, a) for a, b in pairwise(g)])
     ran = ~sol.residuals.isnan()
     torch.testing.assert_close(sol.residuals[ran], plain[ran], rtol=1e-9, atol=1e-15)
     ends = torch.stack([g[min(k + 1, 39), i] for i, k in enumerate(sol.iterations.tolist())])
