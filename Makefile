@@ -1,6 +1,10 @@
 # One command does everything: `make test` or `make paper` on a machine with Python 3.11+, git and make.
 PYTHON ?= python3
 BIN := .venv/bin
+# An environment of your own, such as conda's: make test BIN=$CONDA_PREFIX/bin; nothing is installed then.
+READY := $(if $(filter .venv/bin,$(BIN)),.venv/ready,own)
+# CPU=1: torch without CUDA, 2 GB instead of 6.
+CPU ?=
 UV_VERSION := 0.13.7
 # Two single-threaded workers beat one with two threads.
 WORKERS ?= 2
@@ -8,17 +12,22 @@ export OMP_NUM_THREADS ?= 1
 # Without its cached bytecode torch takes three times as long to import, in every kernel anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup test lint paper playground site results table status lab bench lock clean
+.PHONY: help setup own test attack lint paper playground site results table status lab bench lock clean
 help:  ## this list
 	@grep -hE '^[a-z]+:.*##' Makefile | sed -E 's/:[^#]*## /\t/' | expand -t 12
 
-setup: .venv/ready  ## the environment in .venv, exactly as locked
+setup: $(READY)  ## the environment in .venv, exactly as locked; CPU=1: without CUDA
+
+own:
+	@"$(BIN)/python" -c 'import hoplib' || { echo "$(BIN)/python has no hoplib: see 'Conda users' in the README" >&2; exit 1; }
 
 .venv/ready: requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; try make PYTHON=python3.12")'
+	@echo "installing into .venv: $(if $(CPU),about 2 GB,about 6 GB, most of it CUDA (make setup CPU=1: 2 GB, without))"
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
-	$(BIN)/uv pip install --quiet --python $(BIN)/python -r requirements.lock
+	$(if $(CPU),grep -vE '^(cuda|nvidia|triton)' requirements.lock | )$(BIN)/uv pip install --quiet --python $(BIN)/python \
+		$(if $(CPU),--torch-backend cpu -r -,-r requirements.lock)
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation -e .
 	touch $@
 
@@ -31,6 +40,10 @@ test: lint  ## everything that can fail, in a few minutes
 	$(BIN)/python -m pytest tests notebooks -n $(WORKERS) --dist loadscope --no-loadscope-reorder \
 		--nbval-lax --nbval-current-env --nbval-cell-timeout 120 \
 		--cov=hoplib --cov-report=term-missing:skip-covered --cov-fail-under=95
+
+attack: setup  ## what takes too long for test: kills, bit flips, a full disk, two batches at once, any input; some minutes
+	$(BIN)/python tests/attack.py $(FLAGS)
+	$(BIN)/python -m pytest tests/test_api.py --hypothesis-profile attack
 
 paper: setup  ## execute all notebooks in order, draw the table and figures, make the site; all in build/
 	$(BIN)/python -m hoplib.experiment.notebooks
@@ -53,7 +66,7 @@ table status: export SEEDS ?=
 table status: export DATA ?=
 
 table: setup  ## train what the table lacks; stop with Ctrl-C, go on with the same command
-	@"$(BIN)/snakemake" --cores all $(FLAGS) --config rows="$$ROWS" seeds="$$SEEDS" data="$$DATA" $(SIZES)
+	@exec "$(BIN)/python" -m hoplib.experiment.batch table --cores all $(FLAGS) --config rows="$$ROWS" seeds="$$SEEDS" data="$$DATA" $(SIZES)
 
 status: setup  ## what of the table is done, running, missing, failed
 	@"$(BIN)/python" -m hoplib.experiment.batch status --rows="$$ROWS" --seeds="$$SEEDS" --data="$$DATA" \
@@ -66,8 +79,8 @@ bench: setup  ## a solve against plain matrix products, a training step against 
 	$(BIN)/python benchmarks/forward.py
 	$(BIN)/python benchmarks/training.py
 
-lab: setup  ## the notebooks in JupyterLab
-	$(BIN)/jupyter lab notebooks
+lab: setup  ## the notebooks in JupyterLab; FLAGS go to it
+	$(BIN)/jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) $(FLAGS) notebooks
 
 lock: setup  ## resolve the newest versions into requirements.lock
 	$(BIN)/uv pip compile pyproject.toml --all-extras --universal --python-version 3.11 --no-annotate --upgrade -o requirements.lock

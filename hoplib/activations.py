@@ -263,6 +263,10 @@ class Effective(Activation):
 
     def __init__(self, base: str | Activation) -> None:
         self.base = get(base)
+        if not self.base.bijective:
+            raise ValueError(
+                f"Effective(ρ) needs a ρ whose ς is a bijection, shifted-sigmoid or tanh; not {self.base!r}"
+            )
         self.name = f"effective {self.base.name}"
         s = torch.linspace(-20, 20, 400_001, dtype=torch.float64, device="cpu", requires_grad=True)
         with torch.enable_grad():

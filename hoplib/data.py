@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import os
+import sysconfig
 import tempfile
 import zipfile
 import zlib
@@ -16,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from . import checks
 from .network import default_device
 
 
@@ -123,12 +125,10 @@ def load_data(
 ) -> Data:
     """The data set `name`, "mnist" (embedded) or "emnist" (the paper's), whole and on the device.
 
-    `root` is the folder of the files: by default $HOPLIB_DATA, else the repository's data/. `download=True` fetches
-    EMNIST (560 MB) once; nothing else in hoplib uses the network.
+    `root` is the folder of the files: by default $HOPLIB_DATA, else the repository's data/ or what pip
+    installed. `download=True` fetches EMNIST (560 MB) once; nothing else in hoplib uses the network.
     """
-    if name not in SOURCES:
-        raise ValueError(f"unknown data set {name!r}; choose from {', '.join(SOURCES)}")
-    source = SOURCES[name]
+    source = SOURCES[checks.choice("data set", name, SOURCES)]
     folder = _root(root) / source.folder
     if download and source.url and not all((folder / f).exists() for f in source.files.values()):
         fetch(source, folder)
@@ -147,7 +147,12 @@ def load_data(
 def _root(root: str | os.PathLike[str] | None) -> Path:
     if root is not None:
         return Path(root)
-    return Path(os.environ.get("HOPLIB_DATA") or Path(__file__).resolve().parent.parent / "data")
+    if "HOPLIB_DATA" in os.environ:
+        return Path(os.environ["HOPLIB_DATA"])
+    here, user = Path(__file__).resolve().parent.parent / "data", sysconfig.get_preferred_scheme("user")
+    installed = [Path(sysconfig.get_path("data", scheme)) for scheme in (sysconfig.get_default_scheme(), user)]
+    places = [here, *(place / "share" / "hoplib" for place in installed)]
+    return next((place for place in places if place.is_dir()), here)
 
 
 def _restore(source: Source, path: Path) -> str:
@@ -181,21 +186,21 @@ def _read(source: Source, folder: Path, role: str, shape: tuple[int, ...]) -> np
 
 
 def fetch(source: Source, folder: Path) -> None:
-    """Download the archive with torchvision's downloader and keep the four files of the split."""
-    try:
-        from torchvision.datasets.utils import download_url  # type: ignore[import-untyped]
-    except ImportError as e:
-        raise DataError(f"downloading needs torchvision (pip install 'hoplib[data]'): {e}") from e
+    """Download the archive with torch's downloader and keep the four files of the split."""
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         try:
-            download_url(source.url, scratch, "archive.zip", md5=source.md5 or None)
+            archive_path = Path(scratch) / "archive.zip"
+            torch.hub.download_url_to_file(source.url, str(archive_path))
+            with archive_path.open("rb") as f:
+                if (found := hashlib.file_digest(f, "md5").hexdigest()) != source.md5:
+                    raise ValueError(f"its md5 is {found}, not {source.md5}")
         except Exception as e:  # the downloader raises whatever the network does
             raise DataError(
                 f"could not download {source.url} ({type(e).__name__}: {e}). "
                 'Without a network use the embedded data set, load_data("mnist").'
             ) from e
-        with zipfile.ZipFile(Path(scratch) / "archive.zip") as archive:
+        with zipfile.ZipFile(archive_path) as archive:
             for name in source.files.values():
                 part = Path(scratch) / name
                 part.write_bytes(archive.read(f"{source.archive}/{name}"))

@@ -118,13 +118,14 @@ class RecurrentBackprop:
     def turns(self, f: Sweep, z_star: Tensor, state: Tensor, residual: Tensor, grad: Tensor) -> list[Turn]:
         steps = paper.backward_steps(f.net, len(f.blocks) > 1) if self.steps is None else self.steps
         near = residual < self.closed_form
-        if self.closed_form == 0 or not bool(near.any()):
+        found = 0 if self.closed_form == 0 else int(near.sum())  # the only look at the device
+        if found == 0:
             return f.along(z_star, steps, grad)
-        if bool(near.all()):
+        if found == len(near):
             return Adjoint(steps).turns(f, z_star, state, residual, grad)
-        i, j = near.nonzero().flatten(), near.logical_not().nonzero().flatten()
-        found = Adjoint(steps).turns(f.restrict(i), z_star[i], state[i], residual[i], grad[i])
-        return _of(i, found) + _of(j, f.restrict(j).along(z_star[j], steps, grad[j]))
+        i, j = near.argsort(descending=True, stable=True).tensor_split([found])
+        closed = Adjoint(steps).turns(f.restrict(i), z_star[i], state[i], residual[i], grad[i])
+        return _of(i, closed) + _of(j, f.restrict(j).along(z_star[j], steps, grad[j]))
 
 
 def _symmetric(f: AdjointSweep, tol: float, max_iter: int) -> tuple[Tensor, Tensor, Tensor]:

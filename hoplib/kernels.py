@@ -29,11 +29,19 @@ Array = NDArray[Any]  # (batch, n); of the last iterations (depth, batch, n)
 Loop = TypeVar("Loop", bound=Callable[..., Any])
 
 
+def waits(t: Tensor) -> bool:
+    """Would a look at a value of t wait for its device, so that it is better to look rarely and to work on all samples?
+
+    Every choice between the ways of a CPU and of other devices asks this one question: a test answers it for the CPU.
+    """
+    return not t.is_cpu
+
+
 def fit(
     *tensors: Tensor, dtypes: Sequence[torch.dtype] = (torch.float32, torch.float64), strided: bool = False
 ) -> bool:
     """Are the loops for these tensors? They must be alike, need no gradient, and, unless `strided`, be contiguous."""
-    if numba is None or torch.get_num_threads() > 1:
+    if numba is None or torch.get_num_threads() > 1 or waits(tensors[0]):
         return False
     dtype, shape, grad = tensors[0].dtype, tensors[0].shape, torch.is_grad_enabled()
     if dtype not in dtypes:

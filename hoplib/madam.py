@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LinearLR
 
-from . import checks
+from . import checks, kernels
 
 CHUNK = 1 << 16  # on the CPU a parameter is updated piece by piece, so that a piece stays in the cache
 
@@ -69,7 +69,7 @@ class Madam(Optimizer):
                     as_tensors = (torch.tensor(a, dtype=p.dtype, device=p.device) for a in scalars)
                     self.fused(*flat, group["beta"], *as_tensors)  # type: ignore[call-arg]
                     continue
-                chunk = CHUNK if p.device.type == "cpu" else p.numel()
+                chunk = p.numel() if kernels.waits(p) else CHUNK
                 for q, g, v in zip(*(t.split(chunk) for t in flat), strict=True):
                     update(q, g, v, group["beta"], *scalars)
         return loss
@@ -94,7 +94,9 @@ def linear_decay(optimizer: Optimizer, epochs: int = 10) -> LinearLR:
 
 def loss(y_hat: Tensor, y: Tensor) -> Tensor:
     """½ Σ (ŷ − y)² / batch size, the paper's loss on the last layer's state."""
-    if y_hat.shape != y.shape:
+    if not (isinstance(y_hat, Tensor) and isinstance(y, Tensor)):
+        raise TypeError(f"ŷ and the one-hot targets must be tensors, not {type(y_hat).__name__}, {type(y).__name__}")
+    if y_hat.shape != y.shape or y.ndim == 0:
         raise ValueError(f"ŷ has shape {tuple(y_hat.shape)}, the one-hot targets {tuple(y.shape)}")
     if len(y) == 0:
         raise ValueError("the loss of an empty batch is not defined; give at least one sample")

@@ -68,7 +68,7 @@ class Values:
             return r, ended, kernels.judge(g, before, going, float(tol), r.numpy(), ended.numpy())
         r = residual(self[0], self[1])
         ended = running & ((r >= tol) & (r < math.inf)).logical_not_()
-        return r, ended, r.device.type != "cpu" or bool(ended.any())  # elsewhere a look would wait for the device
+        return r, ended, kernels.waits(r) or bool(ended.any())
 
     def restrict(self, keep: Tensor) -> None:
         """Forget all samples but `keep`."""
@@ -279,11 +279,11 @@ def _norm(t: Tensor) -> Tensor:
 
 def _assign(target: Tensor, where: Tensor, source: Tensor) -> None:
     """target[where] = source[where], without a look at the device where that would wait for it."""
-    if target.device.type == "cpu":
+    if kernels.waits(target):
+        target.copy_(torch.where(where[:, None], source, target))
+    else:
         i = where.nonzero().flatten()
         target.index_copy_(0, i, source.index_select(0, i))
-    else:
-        target.copy_(torch.where(where[:, None], source, target))
 
 
 @torch.no_grad()
@@ -371,6 +371,7 @@ def conjugate_gradients(
 
 CYCLE = 1e-3  # in a cycle of length 2, two steps move the state this much less than one
 CROWD = 0.75  # a batch shrinks when no more than this share of it is still running
+FIRST_LOOK = 8  # where a look waits for the device: after so many iterations, then after twice as many, and so on
 
 
 class Account:
@@ -389,7 +390,8 @@ class Account:
         self.running = torch.ones(batch, dtype=torch.bool, device=z.device)
         self.residual = self.part["residual"]
         self.residuals = z.new_full((max_iter - 1, batch), math.nan) if trace else None
-        self.patience = 8 if z.is_cuda else 1  # how often to look at the device
+        self.waits = kernels.waits(z)
+        self.look = FIRST_LOOK if self.waits else 1  # the iteration of the next look
 
     def note(self, values: Values) -> Tensor | None:
         """Judge the newest map values; the samples to go on with, where it pays to drop the others."""
@@ -409,7 +411,10 @@ class Account:
         if not self.early_stop:
             return None
         self.settle(ended, values[0])
-        return self.shrink() if values.k % self.patience == 0 else None
+        if values.k < self.look:
+            return None
+        self.look *= 2 if self.waits else 1
+        return self.shrink()
 
     def settle(self, which: Tensor, g: Tensor) -> None:
         """The answers of these samples are their newest map values."""

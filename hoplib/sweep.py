@@ -274,8 +274,7 @@ class Sweep:
         last = len(rules) - 1
         order = [*reversed(range(last)), last]
         blocks = [self.blocks[k].members for k in order]
-        known = grad.device.type == "cpu"  # elsewhere a look would wait for the device
-        lit = {l for l, t in self.net.split(grad).items() if not known or bool(t.any())}
+        lit = {l for l, t in self.net.split(grad).items() if kernels.waits(t) or bool(t.any())}
         return AdjointSweep(self.net, blocks, [rules[k] for k in order], self.products, lit)
 
     def seen(self, k: int, s: Tensor) -> Layers:

@@ -4,10 +4,14 @@ import shutil
 
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 
 import hoplib as hop
 
 torch.set_num_threads(1)
+for name, examples in {"test": 100, "attack": 2000}.items():
+    settings.register_profile(name, deadline=None, max_examples=examples, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("test")
 
 MODELS = {"HAM": hop.HAM, "CHN": hop.CHN}
 DEPTHS = {n: [7, 6, 5, 4, 6, 3, 5, 4, 2][:n] for n in range(2, 10)}

@@ -310,8 +310,8 @@ def test_a_batch_whose_parts_are_killed_is_completed_by_one_more_command(tmp_pat
     try:
         wait_for(lambda: started() >= 1 and descendants(process, "ipykernel"), process)
         descendants(process, "ipykernel")[0].kill()
-        wait_for(lambda: started() >= 3 and descendants(process, "hoplib.experiment.batch"), process)
-        descendants(process, "hoplib.experiment.batch")[0].kill()
+        wait_for(lambda: started() >= 3 and descendants(process, "experiment.batch run"), process)
+        descendants(process, "experiment.batch run")[0].kill()
         wait_for(lambda: descendants(process, "snakemake"), process)
         for p in descendants(process, "snakemake"):
             p.kill()

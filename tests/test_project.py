@@ -2,18 +2,22 @@
 
 import ast
 import doctest
+import json
+import os
 import re
 import shutil
 import subprocess
 import sys
 import tomllib
+import zipfile
 from importlib import import_module
-from importlib.metadata import version
+from importlib.metadata import packages_distributions, version
 from pathlib import Path
 
 import pytest
 import yaml
 from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 import hoplib as hop
@@ -71,9 +75,85 @@ def test_the_pip_section_installs_in_a_fresh_environment(tmp_path):
     assert "+ hoplib" in done.stderr
 
 
-def test_torch_and_torchvision_are_a_pair():
-    code = "import torch, torchvision; torchvision.ops.nms(torch.zeros(1, 4), torch.zeros(1), 0.5)"
-    subprocess.run([sys.executable, "-c", code], check=True)
+def code_of(path):
+    """The Python in a module, a Snakefile or a notebook."""
+    if path.suffix != ".ipynb":
+        return path.read_text()
+    cells = json.loads(path.read_text())["cells"]
+    return "\n".join("".join(c["source"]) for c in cells if c["cell_type"] == "code")
+
+
+def test_every_import_is_declared():
+    """What any file imports is in pyproject, not only there by the way of something else."""
+    folders = ("hoplib", "tests", "benchmarks", "playground", "site", "notebooks")
+    files = [p for f in folders for e in ("py", "ipynb") for p in ROOT.glob(f"{f}/**/[!.]*.{e}")]
+    assert len(files) > 60
+    nodes = [n for p in files for n in ast.walk(ast.parse(code_of(p)))]
+    found = {a.name for n in nodes if isinstance(n, ast.Import) for a in n.names}
+    found |= {n.module for n in nodes if isinstance(n, ast.ImportFrom) and not n.level}
+    own = {p.stem for p in files} | {*folders}
+    dists = packages_distributions()
+    declared = {canonicalize_name(r.name) for r in WANTED}
+    names = {full.partition(".")[0] for full in found} - own - sys.stdlib_module_names
+    assert not [n for n in names if not {canonicalize_name(d) for d in dists[n]} & declared]
+
+
+def test_an_environment_of_ones_own_is_left_alone():
+    """`make … BIN=…` neither makes a .venv nor installs anything; without, `make` says what it is going to do."""
+    own, usual, cpu = (
+        subprocess.run(
+            ["make", "-n", "-B", "status", *words], cwd=ROOT, capture_output=True, text=True, check=True
+        ).stdout
+        for words in ([f"BIN={Path(sys.executable).parent}"], [], ["CPU=1"])
+    )
+    assert "venv .venv" not in own
+    assert "pip" not in own
+    assert "about 6 GB" in usual
+    assert "about 2 GB" in cpu
+    assert "--torch-backend cpu" in cpu
+    kept = [line for line in LOCK if not re.match("cuda|nvidia|triton", line.name)]
+    assert {"torch", "numba", "snakemake"} <= {r.name for r in kept}
+
+
+def test_make_without_hoplib_says_so(tmp_path):
+    (tmp_path / "python").write_text("#!/bin/sh\nexit 1\n")
+    (tmp_path / "python").chmod(0o755)
+    done = subprocess.run(["make", "setup", f"BIN={tmp_path}"], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode
+    assert "has no hoplib" in done.stderr
+
+
+def test_make_lab_passes_its_flags():
+    words = ["make", "-n", "-o", "setup", "lab", "FLAGS=--no-browser --port 9"]
+    said = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert "--no-browser --port 9 notebooks" in said
+    assert ("--allow-root" in said) == (os.getuid() == 0)
+
+
+def test_what_pip_installs_has_the_data(tmp_path):
+    """The wheel's data folder is what `load_data` looks into where there is no repository."""
+    command = [sys.executable, "-c", "from setuptools import build_meta as b; import sys; b.build_wheel(sys.argv[1])"]
+    shutil.copytree(ROOT / "hoplib", tmp_path / "hoplib", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(ROOT / "data", tmp_path / "data", ignore=shutil.ignore_patterns("emnist"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, tmp_path)
+    subprocess.run([*command, str(tmp_path)], cwd=tmp_path, check=True, capture_output=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as packed:
+        packed.extractall(tmp_path / "site")
+    (data,) = (tmp_path / "site").glob("*.data/data")
+    code = (
+        f"import sysconfig; sysconfig.get_path = lambda *_: {str(data)!r}\n"
+        "import hoplib as hop; print(hop.__file__, len(hop.load_data('mnist').test))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path / "site",
+        capture_output=True,
+        text=True,
+        env={k: v for k, v in os.environ.items() if k != "HOPLIB_DATA"},
+    )
+    assert done.stdout.split() == [str(tmp_path / "site" / "hoplib" / "__init__.py"), "10000"], done.stderr
 
 
 def test_versions_and_exports():
@@ -84,8 +164,8 @@ def test_versions_and_exports():
 
 
 def test_importing_hoplib_is_light():
-    """matplotlib, torchvision and the notebook tools are extras: the core does not import them."""
-    extras = {"matplotlib", "torchvision", "papermill", "pandas"}
+    """matplotlib, pandas and the notebook tools are extras: the core does not import them."""
+    extras = {"matplotlib", "papermill", "pandas"}
     code = f"import sys, hoplib; print(sorted({extras} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -2,6 +2,7 @@
 
     python -m hoplib.experiment.batch run 3-HAM-EO 0       train one row at one seed, through notebook 07 and papermill
     python -m hoplib.experiment.batch status               what is done, running, missing, failed; and the time left
+    python -m hoplib.experiment.batch table …              Snakemake with these options; Ctrl-C stops all of it
 
 Runs other than the table's (fewer epochs, smaller layers) have records, logs and checkpoints under names of their own.
 The Snakefile asks `Plan` what is missing; Snakemake does the rest (parallel jobs, retries, logs, clusters).
@@ -14,6 +15,8 @@ import contextlib
 import json
 import math
 import os
+import signal
+import subprocess
 import sys
 import time
 from collections.abc import Mapping
@@ -25,7 +28,7 @@ import torch
 
 from .. import paper
 from .config import Config, configure
-from .files import RunError, write
+from .files import RunError, interrupted, sweep_up, write
 from .records import record_path, why_not
 from .rows import MODELS, get_row, select
 
@@ -149,6 +152,32 @@ def run_job(plan: Plan, job: Job) -> None:
         raise RunError(f"the notebook ended, but the record does not count ({reason})")
 
 
+def table(options: list[str]) -> int:
+    """Snakemake in a session of its own. Ctrl-C, SIGTERM or a closed terminal stops all of it, with one line."""
+    own = {"start_new_session": True, "preexec_fn": _heed_interrupts} if os.name == "posix" else {}
+    command = [sys.executable, "-m", "snakemake", *options]
+    for name in ("SIGTERM", "SIGHUP"):
+        number = getattr(signal, name, None)
+        if number is not None and signal.getsignal(number) == signal.SIG_DFL:  # nohup's is ignored, and stays so
+            signal.signal(number, lambda number, _: sys.exit(128 + number))
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, **own) as process:  # type: ignore[call-overload]
+        try:
+            for line in process.stdout:
+                sys.stdout.buffer.write(line)
+                sys.stdout.flush()
+            return int(process.wait())
+        except (KeyboardInterrupt, SystemExit) as e:
+            if os.name == "posix":
+                os.killpg(process.pid, signal.SIGINT)  # Snakemake cancels its jobs; what they say now is not shown
+            process.communicate()
+            print("stopped; the same command goes on from the last epochs", file=sys.stderr)
+            return int(e.code or 0) if isinstance(e, SystemExit) else interrupted()
+
+
+def _heed_interrupts() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # a job in the background ignores it, and so would its children
+
+
 # -- status -----------------------------------------------------------------------------------------------------
 
 
@@ -218,6 +247,7 @@ def main(argv: list[str] | None = None) -> int:
         prog="python -m hoplib.experiment.batch", description=(__doc__ or "").split("\n")[0]
     )
     commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("table", help="Snakemake with the options that follow")
     one = commands.add_parser("run", help="train one row at one seed")
     one.add_argument("row")
     one.add_argument("seed", type=int)
@@ -228,6 +258,9 @@ def main(argv: list[str] | None = None) -> int:
     for command in (one, look):
         for name in ("data", "output", *SIZES):
             command.add_argument(f"--{name.replace('_', '-')}", default="")
+    argv = sys.argv[1:] if argv is None else argv
+    if argv[:1] == ["table"]:
+        return table(argv[1:])
     options = vars(parser.parse_args(argv))
     workers = torch.cuda.device_count() or os.cpu_count() or 1
     try:
@@ -245,7 +278,11 @@ def main(argv: list[str] | None = None) -> int:
     try:
         with contextlib.suppress(OSError):
             failed.unlink(missing_ok=True)
+            sweep_up(failed.parent, failed.stem)
         run_job(plan, job)
+    except KeyboardInterrupt:
+        print("stopped; the same command goes on from the last epoch", file=sys.stderr)
+        return 130
     except Exception as e:
         print(f"error: {e}", file=sys.stderr)
         with contextlib.suppress(OSError, RunError):

@@ -13,7 +13,7 @@ from .. import checks
 from ..data import SOURCES
 from ..paper import BATCH, EPOCHS, TOL
 from . import rows as table
-from .rows import EVERY, TRAININGS, Row, get_row
+from .rows import EVERY, TRAININGS, Row, get_row, given
 
 
 @dataclass(frozen=True)
@@ -84,14 +84,15 @@ def configure(
     `row` is a name of the table or a Row of one's own. `layers`, `epochs` and the options make a run another one than
     the row's; its records then have names of their own. `epochs` may also be more than the row has.
     """
-    named = get_row(row) if isinstance(row, str) else row
+    if epochs is not None:
+        checks.integer("epochs", epochs, 1, EPOCHS)
+    named = row if isinstance(row, Row) else get_row(row)
     names = [n for n in TRAININGS.get(named.training, ()) if EVERY[n].epoch <= named.epoch]
     rows = {n: EVERY[n] for n in names} if isinstance(row, str) else {named.training: named}
-    config = Config(replace(named, layers=tuple(layers) or named.layers), seed, **options)
+    config = Config(replace(named, layers=given(layers) or named.layers), seed, **options)
     records = {}
     for name, r in rows.items():
         epoch = r.epoch if epochs is None else epochs if r.epoch == named.epoch else min(epochs, r.epoch)
-        replace(r, epoch=epoch)  # raises on an impossible one
         usual = name in EVERY and epoch == EVERY[name].epoch
         records[name + config.variant + ("" if usual else f"_epochs={epoch}")] = epoch
     return config, records

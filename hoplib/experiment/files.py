@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import glob
 import hashlib
 import io
 import json
 import os
+import tempfile
 import uuid
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -22,6 +24,11 @@ from .rows import MODELS
 
 class RunError(RuntimeError):
     """A run cannot go on; the message names the problem and the way out."""
+
+
+def interrupted() -> int:
+    """The exit status after Ctrl-C. Make got it too, ends with it by itself, and would add a line to any but 0."""
+    return 0 if "MAKELEVEL" in os.environ else 130
 
 
 @contextlib.contextmanager
@@ -41,6 +48,22 @@ def atomic(path: Path) -> Iterator[Path]:
     finally:
         if part is not None:
             part.unlink(missing_ok=True)
+
+
+def writable(folder: Path) -> None:
+    """Raise an error unless files can be written there."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):  # has no name: nothing is left of it
+            pass
+    except OSError as e:
+        raise RunError(f"cannot write {folder}: {e.strerror or e}") from e
+
+
+def sweep_up(folder: Path, stem: str) -> None:
+    """Remove the temporary files of runs that were killed: those of `atomic` for names that begin with `stem`."""
+    for part in folder.glob(f".{glob.escape(stem)}[.-]*"):
+        part.unlink(missing_ok=True)
 
 
 def write(path: Path, content: bytes | Mapping[str, Any]) -> None:

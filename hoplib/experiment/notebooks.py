@@ -22,10 +22,13 @@ from typing import Any
 
 import nbformat
 import papermill  # type: ignore[import-untyped]
+import psutil  # type: ignore[import-untyped]
 from nbclient.exceptions import DeadKernelError
 from papermill.exceptions import PapermillExecutionError  # type: ignore[import-untyped]
 from tqdm import tqdm  # type: ignore[import-untyped]
 from traitlets.config import Config
+
+from .files import interrupted
 
 
 class ParameterError(ValueError):
@@ -90,6 +93,10 @@ def run(
             if not sys.stderr.isatty():
                 traceback = re.sub(r"\x1b\[[0-9;]*m", "", traceback)
             raise NotebookError(f"{notebook.name}, cell [{e.exec_count}] failed:\n{traceback}") from None
+        except KeyboardInterrupt:
+            for kernel in psutil.Process().children():
+                kernel.kill()  # else it would notice only later, and say so
+            raise
         except DeadKernelError:
             raise NotebookError(f"{notebook.name}: the kernel died (was it killed, or out of memory?)") from None
 
@@ -147,6 +154,10 @@ def main(argv: list[str] | None = None) -> int:
                 bar.close()
                 print(e, file=sys.stderr)
                 return 1
+            except KeyboardInterrupt:
+                bar.close()
+                print(f"stopped in {notebook.name}", file=sys.stderr)
+                return interrupted()
             drawn += len(figures(nb, args.build / "figures", notebook.stem))
             bar.write(f"{notebook.stem:24}{time.perf_counter() - start:5.1f} s  {verdict(nb)}")
     print(f"{len(notebooks)} notebooks and {drawn} figures are in {os.path.relpath(args.build)}/")

@@ -61,7 +61,7 @@ class Row:
     published: Published | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "layers", tuple(self.layers))
+        object.__setattr__(self, "layers", check_layers(self.layers))
         for name, choices in (("model", MODELS), ("solver", SOLVERS), ("readout", READOUTS)):
             checks.choice(name, getattr(self, name), choices)
         checks.flag("even_odd", self.even_odd)
@@ -69,7 +69,6 @@ class Row:
             raise ValueError("over-relaxed updates are even-odd ones of a HAM or an ExactCHN")
         checks.number("lr", self.lr, "a positive number", above=True)
         checks.integer("epochs", self.epoch, 1, EPOCHS)
-        check_layers(self.layers)
         if self.readout == "published" and self.layers[len(self.layers) // 2 * 2 - 1] < 10:
             raise ValueError(f"the published readout needs ten neurons in the last odd layer; got layers={self.layers}")
 
@@ -137,9 +136,12 @@ for _name, _row in sorted(EVERY.items(), key=lambda item: item[1].epoch):
 
 def get_row(name: str) -> Row:
     """The row of that name."""
-    if name not in EVERY:
-        raise ValueError(f"unknown row {name!r}; choose from {', '.join(EVERY)}")
-    return EVERY[name]
+    return EVERY[checks.choice("row", name, EVERY)]
+
+
+def given(layers: Sequence[int]) -> tuple[int, ...]:
+    """The layers, if there are any; an error if they are impossible."""
+    return () if isinstance(layers, (list, tuple)) and not layers else check_layers(layers)
 
 
 def choose(
@@ -150,9 +152,10 @@ def choose(
     A named row may have layers of other sizes. What contradicts it is an error: another depth, model, solver or way of
     updating makes another network. Without a name only `layers` must be given; the rest is an even-odd HAM's.
     """
-    if updates and updates not in UPDATES:
-        raise ValueError(f"unknown updates {updates!r}; choose from {', '.join(UPDATES)}")
-    if not row:
+    layers = given(layers)
+    if updates != "":
+        checks.choice("updates", updates, UPDATES)
+    if row == "":
         if len(layers) < 2:
             raise ValueError(f"a network of your own needs its layers, such as [784, 500, 200, 10]; not {list(layers)}")
         even_odd = UPDATES[updates or "even-odd"]

@@ -23,7 +23,7 @@ from .. import kernels
 from ..data import Data, load_data
 from ..network import default_device
 from .config import Config
-from .files import RunError, atomic, read_checkpoint, save_network, write, write_checkpoint
+from .files import RunError, read_checkpoint, save_network, sweep_up, writable, write, write_checkpoint
 from .measure import measure
 from .records import record_path, why_not, write_record
 from .train import Progress, Training
@@ -43,6 +43,11 @@ def load_checkpoint(training: Training, path: Path) -> bool:
         return False
     training.load_state_dict(state)
     return True
+
+
+def weights(runs: Path) -> Path:
+    """The folder of the networks, beside that of the records."""
+    return runs.parent / "weights"
 
 
 def keep(training: Training, path: Path) -> None:
@@ -114,10 +119,12 @@ def run(
         fused = can_compile() and last * (config.train_images // config.batch_size) >= 2000
     checkpoint = checkpoints / config.name / f"seed-{config.seed}.pt"
     for folder in (runs, checkpoint.parent):
-        with atomic(folder / ".writable"):
-            pass
-        (folder / ".writable").unlink(missing_ok=True)
+        writable(folder)
     with FileLock(checkpoint.with_suffix(".lock")):  # a second run of the same training waits, and finds it done
+        for folder in [checkpoint.parent] + [
+            place / name for place in (runs, weights(runs)) for name in (config.name, *rows)
+        ]:
+            sweep_up(folder, checkpoint.stem)
         return _run(config, rows, runs, checkpoint, device, fused, report, data)
 
 
@@ -150,7 +157,7 @@ def _run(
         for name in [name for name, epoch in missing.items() if epoch == training.epoch]:
             numbers, arrays, seconds = measure(training.net, config.row, data, config.test_images)
             if training.epoch == max(rows.values()):
-                keep(training, runs.parent / "weights" / name / f"seed-{config.seed}.safetensors")
+                keep(training, weights(runs) / name / f"seed-{config.seed}.safetensors")
             write_record(paths[name], record(training, name, numbers, seconds), arrays)
             del missing[name]
         if missing:
@@ -158,7 +165,7 @@ def _run(
             write_checkpoint(checkpoint, training.state_dict())
             if training.epoch in KEPT:
                 part = f"seed-{config.seed}-epoch-{training.epoch}.safetensors"
-                keep(training, runs.parent / "weights" / config.name / part)
+                keep(training, weights(runs) / config.name / part)
     heartbeat.unlink(missing_ok=True)
     for name, path in paths.items():
         if reason := why_not(path, config, rows[name]):
