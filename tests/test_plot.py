@@ -6,9 +6,11 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import pytest
 import torch
+from matplotlib.colors import to_hex
 
 import hoplib as hop
 from hoplib import plot
+from playground.ways import COLOURS as ways_of_the_playground
 
 
 @pytest.fixture
@@ -18,6 +20,20 @@ def ax():
         fig, ax = plt.subplots()
         yield ax
         plt.close(fig)
+
+
+def test_the_style_is_seaborns_with_ours_on_top(ax):
+    first = plt.rcParams["axes.prop_cycle"].by_key()["color"][0]
+    assert to_hex(first) == plot.COLOURS["synchronous"].lower()
+    assert plt.rcParams["axes.titlelocation"] == "left"
+
+
+def test_one_colour_has_one_meaning():
+    """But for a way to settle that has a long and a short name."""
+    ways = {name.replace("even-odd + ", "").removesuffix(" even-odd"): c for name, c in plot.COLOURS.items()}
+    colours = [*ways.values(), plot.EVEN, plot.ODD, plot.REST, plot.WRONG]
+    assert len(set(colours)) == len(colours)
+    assert {c.lower() for c in ways_of_the_playground.values()} <= {c.lower() for c in plot.COLOURS.values()}
 
 
 def test_band_draws_the_median(ax):
