@@ -6,7 +6,9 @@ and seaborn, so `hoplib` does not import it by itself.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import base64
+import io
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,6 +22,7 @@ from matplotlib.collections import QuadMesh
 from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 from matplotlib.patheffects import Normal, Stroke
+from PIL import Image
 from torch import Tensor
 
 if TYPE_CHECKING:
@@ -74,6 +77,19 @@ def digit(ax: Axes, x: Tensor, title: str = "") -> Axes:
     ax.set(title=title, xticks=[], yticks=[])
     ax.grid(False)
     return ax
+
+
+def gif(fig: Figure, draw: Callable[[int], object], frames: Iterable[int], alt: str, fps: float = 5) -> str:
+    """The figure in motion as an HTML image, without JavaScript; draw(n) changes the figure to frame n."""
+    images, stream = [], io.BytesIO()
+    for n in frames:
+        draw(n)
+        fig.canvas.draw()
+        pixels = np.asarray(fig.canvas.buffer_rgba())  # type: ignore[attr-defined]
+        images.append(Image.fromarray(pixels).convert("RGB").quantize(48))
+    images[0].save(stream, "GIF", save_all=True, append_images=images[1:], duration=1000 / fps, loop=0)
+    plt.close(fig)
+    return f'<img alt="{alt}" src="data:image/gif;base64,{base64.b64encode(stream.getvalue()).decode()}">'
 
 
 def matrix(ax: Axes, M: Tensor, edges: tuple[list[int], list[int]], title: str = "") -> Axes:
