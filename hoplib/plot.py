@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 import matplotlib.pyplot as plt
 import numpy as np
 import seaborn as sns  # type: ignore[import-untyped]
-import torch
 from matplotlib import rc_params_from_file
 from matplotlib.axes import Axes
 from matplotlib.collections import QuadMesh
@@ -59,16 +58,6 @@ def use_style() -> None:
     """Seaborn's theme and colour-blind palette, and on top what is ours (paper.mplstyle)."""
     ours = rc_params_from_file(Path(__file__).with_name("paper.mplstyle"), use_default_template=False)
     sns.set_theme(style="whitegrid", palette="colorblind", rc=ours)
-
-
-def band(ax: Axes, values: Tensor, label: str, colour: str | None = None, first: int = 1) -> Axes:
-    """The median over samples of `values` (iterations, batch) against the iteration, with the 10–90 % range."""
-    v = values.double().cpu()
-    n = torch.arange(first, first + len(v))
-    low, mid, high = torch.nanquantile(v, torch.tensor([0.1, 0.5, 0.9], dtype=v.dtype), dim=1)
-    (line,) = ax.plot(n.numpy(), mid.numpy(), label=label, color=colour)
-    ax.fill_between(n.numpy(), low.numpy(), high.numpy(), color=line.get_color(), alpha=0.15, linewidth=0)
-    return ax
 
 
 def digit(ax: Axes, x: Tensor, title: str = "") -> Axes:

@@ -40,15 +40,6 @@ def test_one_colour_has_one_meaning():
     assert {c.lower() for c in ways_of_the_playground.values()} <= {c.lower() for c in plot.COLOURS.values()}
 
 
-def test_band_draws_the_median(ax):
-    values = torch.arange(12.0).view(4, 3)
-    values[0, 2] = torch.nan  # a sample that has left
-    assert plot.band(ax, values, "sync") is ax
-    assert ax.lines[0].get_xdata().tolist() == [1, 2, 3, 4]
-    assert ax.lines[0].get_ydata().tolist() == [0.5, 4, 7, 10]
-    assert len(ax.collections) == 1
-
-
 def test_digit_and_matrix(ax):
     assert plot.digit(ax, torch.rand(784), "7") is ax
     assert ax.images[0].get_array().shape == (28, 28)
