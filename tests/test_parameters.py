@@ -18,7 +18,7 @@ OTHER = {
     ],
     "01_energies_and_flows": [
         {"memories": 3, "layers": [4, 5, 3], "seeds": [4], "batch": 8, "gain": 1.5, "bias": [0.0, 0.0]},
-        {"memories": 7, "beta": 80.0, "layers": [3, 4, 4, 2], "seeds": [1, 2], "batch": 4, "step_sizes": [0.05, 1.0]},
+        {"memories": 7, "beta": 80.0, "layers": [3, 4, 4, 2], "seeds": [1, 2], "batch": 4, "step_sizes": [0.1, 1.0]},
     ],
     "02_hopfield_as_deq": [
         {"depths": [2, 5], "seeds": [3], "batch": 2, "hidden": {3: [32]}, "trained_depths": [3], "train_steps": 15},
