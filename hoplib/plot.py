@@ -1,30 +1,45 @@
-"""How the notebooks draw: one style, the paper's two colours, and the pictures that several of them share.
+"""How the notebooks draw: seaborn's theme, one colour for one meaning, and the pictures that several of them share.
 
-A function here takes data and an axes and returns the axes; it computes nothing and loads nothing. Needs matplotlib,
-so `hoplib` does not import it by itself.
+A function here takes data and an axes and returns the axes; it computes nothing and loads nothing. Needs matplotlib
+and seaborn, so `hoplib` does not import it by itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import base64
+import io
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import matplotlib.pyplot as plt
 import numpy as np
-import torch
+import seaborn as sns  # type: ignore[import-untyped]
+from matplotlib import rc_params_from_file
 from matplotlib.axes import Axes
 from matplotlib.collections import QuadMesh
 from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 from matplotlib.patheffects import Normal, Stroke
+from PIL import Image
 from torch import Tensor
 
 if TYPE_CHECKING:
     from .experiment.results import Run
 
-EVEN, ODD = "#F08C00", "#6741D9"  # the paper's colours for even and odd layers
-COLOURS = {"synchronous": "#343A40", "even-odd": EVEN, "even-odd + Anderson": "#1098AD", "Anderson": "#2F9E44"}
+EVEN, ODD = "#D55E00", "#6741D9"  # layers: the paper's orange and violet
+COLOURS = {  # all but the greys and violet are of seaborn's palette "colorblind"
+    "synchronous": "#0173B2",  # ways to settle
+    "even-odd": "#DE8F05",
+    "Anderson": "#029E73",
+    "even-odd + Anderson": "#029E73",
+    "over-relaxed": "#CC78BC",
+    "over-relaxed even-odd": "#CC78BC",
+    "HAM": "#56B4E9",  # models
+    "CHN": "#CA9161",
+    "flow": "#343A40",  # continuous time, or what is true of all
+}
+REST, WRONG = "#ECE133", "#A50F3C"  # an equilibrium; what should not happen: uphill, a cycle, a broken hypothesis
 
 SHARES = LogNorm(2e-5, 1)  # of the images; 2e-5 is one image of five seeds
 FIGURES = {  # file → rows, as the paper's Figures 3 and 4 have them: plain above, even-odd below
@@ -40,18 +55,9 @@ FIGURES = {  # file → rows, as the paper's Figures 3 and 4 have them: plain ab
 
 
 def use_style() -> None:
-    """Switch matplotlib to the project's style."""
-    plt.style.use(Path(__file__).with_name("paper.mplstyle"))
-
-
-def band(ax: Axes, values: Tensor, label: str, colour: str | None = None, first: int = 1) -> Axes:
-    """The median over samples of `values` (iterations, batch) against the iteration, with the 10–90 % range."""
-    v = values.double().cpu()
-    n = torch.arange(first, first + len(v))
-    low, mid, high = torch.nanquantile(v, torch.tensor([0.1, 0.5, 0.9], dtype=v.dtype), dim=1)
-    (line,) = ax.plot(n.numpy(), mid.numpy(), label=label, color=colour)
-    ax.fill_between(n.numpy(), low.numpy(), high.numpy(), color=line.get_color(), alpha=0.15, linewidth=0)
-    return ax
+    """Seaborn's theme and colour-blind palette, and on top what is ours (paper.mplstyle)."""
+    ours = rc_params_from_file(Path(__file__).with_name("paper.mplstyle"), use_default_template=False)
+    sns.set_theme(style="whitegrid", palette="colorblind", rc=ours)
 
 
 def digit(ax: Axes, x: Tensor, title: str = "") -> Axes:
@@ -60,6 +66,19 @@ def digit(ax: Axes, x: Tensor, title: str = "") -> Axes:
     ax.set(title=title, xticks=[], yticks=[])
     ax.grid(False)
     return ax
+
+
+def gif(fig: Figure, draw: Callable[[int], object], frames: Iterable[int], alt: str, fps: float = 5) -> str:
+    """The figure in motion as an HTML image, without JavaScript; draw(n) changes the figure to frame n."""
+    images, stream = [], io.BytesIO()
+    for n in frames:
+        draw(n)
+        fig.canvas.draw()
+        pixels = np.asarray(fig.canvas.buffer_rgba())  # type: ignore[attr-defined]
+        images.append(Image.fromarray(pixels).convert("RGB").quantize(48))
+    images[0].save(stream, "GIF", save_all=True, append_images=images[1:], duration=1000 / fps, loop=0)
+    plt.close(fig)
+    return f'<img alt="{alt}" src="data:image/gif;base64,{base64.b64encode(stream.getvalue()).decode()}">'
 
 
 def matrix(ax: Axes, M: Tensor, edges: tuple[list[int], list[int]], title: str = "") -> Axes:
