@@ -32,11 +32,9 @@ test: lint  ## everything that can fail, in a few minutes
 		--nbval-lax --nbval-current-env --nbval-cell-timeout 120 \
 		--cov=hoplib --cov-report=term-missing:skip-covered --cov-fail-under=95
 
-paper: setup  ## execute all notebooks in order, draw the table and figures, make the site; all in build/
-	$(BIN)/python -m hoplib.experiment.notebooks
-	$(BIN)/python -m hoplib.experiment.results --output build
-	$(BIN)/python -m playground.build
-	$(BIN)/python site/build.py
+# After Ctrl-C the program says what there is to say; make and the shell add nothing.
+paper: setup  ## execute all notebooks, draw the table and the figures, make the site: build/index.html
+	@trap : INT; $(BIN)/python site/assemble.py || test $$? -eq 130
 
 site: setup  ## the notebooks, the table and the library as web pages: build/site/index.html
 	$(BIN)/python site/build.py

@@ -74,7 +74,7 @@ def fill(app, docname, source):
 
 
 def name_cells(app, doctree):
-    """Every code cell of a notebook gets the anchor `cell-<its id>`, which the page on coverage links to."""
+    """Every code cell of a notebook gets the anchor `cell-<its id>`, which the list of claims links to."""
     path = Path(app.env.doc2path(app.env.docname))
     if path.suffix != ".ipynb":
         return

@@ -130,11 +130,11 @@ class TestCommitted:
         for name, text in results.rendered(committed).items():
             assert (ROOT / "results" / name).read_text() == text, name
 
-    def test_the_readme_and_the_coverage(self, committed):
+    def test_the_readme_and_the_claims(self, committed):
         table = results.rendered(committed)["table.md"]
-        readme, coverage = ((ROOT / name).read_text() for name in ("README.md", "COVERAGE.md"))
+        readme, claims = ((ROOT / name).read_text() for name in ("README.md", "CLAIMS.md"))
         assert results.between(readme, "table", table) == readme
-        assert results.between(coverage, "records", f"{len(committed)} of 95") == coverage
+        assert results.between(claims, "records", f"{len(committed)} of 95") == claims
 
     @pytest.mark.parametrize("name", plot.FIGURES)
     def test_the_figures(self, committed, name):
