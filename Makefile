@@ -8,7 +8,7 @@ export OMP_NUM_THREADS ?= 1
 # Without its cached bytecode torch takes three times as long to import, in every kernel anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup test lint paper playground site results table status lab bench lock clean
+.PHONY: help setup test lint paper playground site results table status lab bench costs lock clean
 help:  ## this list
 	@grep -hE '^[a-z]+:.*##' Makefile | sed -E 's/:[^#]*## /\t/' | expand -t 12
 
@@ -63,6 +63,9 @@ playground: setup  ## the network to play with, one page: build/playground.html
 bench: setup  ## a solve against plain matrix products, a training step against the straightforward formulation
 	$(BIN)/python benchmarks/forward.py
 	$(BIN)/python benchmarks/training.py
+
+costs:  ## what make paper and make test cost, each in a new clone: results/costs.json
+	$(PYTHON) benchmarks/costs.py
 
 lab: setup  ## the notebooks in JupyterLab
 	$(BIN)/jupyter lab notebooks

@@ -253,6 +253,7 @@ def facts(made: Made, parts: list[Part]) -> dict[str, Any]:
             part: {f: caption for f, (_, caption) in made.parts[part.name]["files"].items() if caption}
             for part in executed
         },
+        "settling": re.search(r"<!-- settling -->(.*?)<!-- end", (ROOT / "README.md").read_text(), re.S)[1],
         "dynamics": sorted(f.name for f in (made.build / "figures").glob("figure-*.png")),
     }
 

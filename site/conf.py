@@ -68,8 +68,14 @@ def fill(app, docname, source):
     if docname in ("index", "api"):
         rows = re.findall(r"^\| \[(\d\d) ([^]]+)\]\((\S+)\.ipynb\)", (ROOT / "README.md").read_text(), re.M)
         notebooks = [(f"{number} · {name[0].upper()}{name[1:]}", page) for number, name, page in rows]
-        figures = sorted(path.name for path in (ROOT / "results" / "figures").glob("*.png"))
-        there = {"notebooks": notebooks, "figures": figures, "playground": bool(app.config.html_extra_path)}
+        figures = sorted(path.name for path in (ROOT / "results" / "figures").glob("figure-*.png"))
+        settling = re.search(r"<!-- settling -->(.*?)<!-- end", (ROOT / "README.md").read_text(), re.S)[1]
+        there = {
+            "settling": settling,
+            "notebooks": notebooks,
+            "figures": figures,
+            "playground": bool(app.config.html_extra_path),
+        }
         source[0] = Template(source[0]).render(api=api, **there)
 
 

@@ -1,6 +1,6 @@
 """The records as tables: one tidy frame for each question, the paper's Table 2 beside ours, and the files in results/.
 
-    python -m hoplib.experiment.results   write table.csv, .md, .tex and the figures to results/, the table to README
+    python -m hoplib.experiment.results   write the tables and the figures to results/, what the README tells to it
 
 Everything is read from the records that count; nothing is typed by hand. Needs the `notebooks` extra.
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import io
+import json
 import os
 import re
 import sys
@@ -26,6 +27,7 @@ from .files import load_network, save_network, write
 from .measure import WAYS, Arrays
 from .records import read_record, record_path, why_not
 from .rows import ROWS, Row
+from .settling import sentence, settled, ways
 
 ROOT = Path(__file__).resolve().parents[2]
 SEEDS = (0, 1, 2, 3, 4)
@@ -308,6 +310,35 @@ def alike(net: Network, other: Network) -> bool:
     return all(torch.equal(t.half(), theirs[k].half()) for k, t in net.state_dict().items())
 
 
+def pages(runs: list[Run], results: Path) -> dict[str, dict[str, str]]:
+    """Page of the repository → place in it → what belongs there."""
+    known, found = f"{len(runs)} of {len(ROWS) * len(SEEDS)}", settled(results)
+    readme = {"table": rendered(runs)["summary.md"], "records": known, "costs": costs(runs, results / "costs.json")}
+    return {
+        "README.md": readme | {"settling": sentence(found) if found else ""},
+        "CLAIMS.md": {"records": known},
+    }
+
+
+def costs(runs: list[Run], path: Path) -> str:
+    """What the commands cost: as `make costs` has measured the first two, as the records tell of a training."""
+    known = json.loads(path.read_bytes()) if path.exists() else {}
+    lines = {
+        "`make paper`": "executes all notebooks, draws all figures, makes the site",
+        "`make test`": "runs all tests and all notebooks",
+        "`make table ROWS=… SEEDS=0`": "trains one row",
+    }
+    found = pd.DataFrame({"what it does": lines, "time": "", "disk": ""}).rename_axis("command")
+    for command in found.index:
+        if cost := known.get(command.strip("`")):
+            found.loc[command, "time"] = f"{cost['minutes']:.0f} minutes on {cost['cores']} cores"
+            found.loc[command, "disk"] = f"{cost['disk_gb']:.1f} GB"
+    if runs:
+        minutes = 60 * per_run([r for r in runs if r.numbers["epoch"] > 3]).training_hours
+        found.iloc[-1, 1] = f"{minutes.min():.0f} to {minutes.max():.0f} minutes on one core"
+    return markdown(found).replace("---:", "---")
+
+
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m hoplib.experiment.results", description=(__doc__ or "").split("\n")[0]
@@ -318,20 +349,24 @@ def main(argv: list[str] | None = None) -> int:
     from .. import plot
 
     runs, output = load(args.results), args.output or args.results
-    texts = rendered(runs)
-    for name, text in texts.items():
+    if args.output is None:
+        halve(args.results / "weights")
+    for name, text in rendered(runs).items():
         write(output / name, text.encode())
     plot.use_style()
     for name, rows in plot.FIGURES.items():
         if (figure := plot.dynamics(runs, rows)) is not None:
             plot.save(figure, output / "figures" / name, source(runs, rows))
-    known = f"{len(runs)} of {len(ROWS) * len(SEEDS)}"
+    if (found := settled(args.results)) is not None:
+        plot.save(plot.settling(found, list(ways(1.0))), output / "figures" / "settling", f"weights {found['weights']}")
     if args.output is None:
-        halve(args.results / "weights")
-        for page, name, content in (("README.md", "table", texts["table.md"]), ("CLAIMS.md", "records", known)):
-            text = between((ROOT / page).read_text(), name, content)
+        for page, places in pages(runs, args.results).items():
+            text = (ROOT / page).read_text()
+            for place, content in places.items():
+                text = between(text, place, content)
             write(ROOT / page, text.encode())
-    print(f"{known} records: table.csv, table.md, table.tex and figures/ are in {os.path.relpath(output)}/")
+    known = f"{len(runs)} of {len(ROWS) * len(SEEDS)}"
+    print(f"{known} records: the tables and figures/ are in {os.path.relpath(output)}/")
     return 0
 
 
