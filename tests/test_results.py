@@ -108,7 +108,9 @@ def test_the_summary_has_the_papers_rows_and_numbers(runs):
     lines = results.markdown(results.brief(results.table(runs))).splitlines()[2:]
     assert len(lines) == 17
     for line in lines:
-        name, _, _, iterations, _, speed_up, _, accuracy = (cell.strip() for cell in line.strip("|").split("|"))
+        name, _, _, iterations, _, speed_up, _, accuracy = (
+            cell.strip() for cell in line.replace("\u00a0", " ").strip("|").split("|")
+        )
         paper = ROWS[name].published
         assert iterations == f"{paper.iterations} ± {paper.iterations_std}"
         assert (float(speed_up), accuracy) == (paper.speedup, f"{paper.accuracy} ± {paper.accuracy_std}")

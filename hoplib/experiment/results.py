@@ -242,7 +242,8 @@ def brief(found: pd.DataFrame) -> pd.DataFrame:
         "accuracy %": people["accuracy %, MNIST"],
         "paper  ": people["paper's, EMNIST"],
     }
-    return pd.DataFrame(chosen).rename_axis("row")
+    whole = {name: column.str.replace(" ± ", "\u00a0±\u00a0") for name, column in chosen.items()}  # never on two lines
+    return pd.DataFrame(whole).rename_axis("row")
 
 
 # -- files ------------------------------------------------------------------------------------------------------
