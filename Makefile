@@ -12,7 +12,7 @@ export OMP_NUM_THREADS ?= 1
 # Without its cached bytecode torch takes three times as long to import, in every kernel anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup own test attack lint paper playground site results table status lab bench lock clean
+.PHONY: help setup own test attack lint paper playground site results table status lab bench costs lock clean
 help:  ## this list
 	@grep -hE '^[a-z]+:.*##' Makefile | sed -E 's/:[^#]*## /\t/' | expand -t 12
 
@@ -45,11 +45,9 @@ attack: setup  ## what takes too long for test: kills, bit flips, a full disk, t
 	$(BIN)/python tests/attack.py $(FLAGS)
 	$(BIN)/python -m pytest tests/test_api.py --hypothesis-profile attack
 
-paper: setup  ## execute all notebooks in order, draw the table and figures, make the site; all in build/
-	$(BIN)/python -m hoplib.experiment.notebooks
-	$(BIN)/python -m hoplib.experiment.results --output build
-	$(BIN)/python -m playground.build
-	$(BIN)/python site/build.py
+# After Ctrl-C the program says what there is to say; make and the shell add nothing.
+paper: setup  ## execute all notebooks, draw the table and the figures, make the site: build/index.html
+	@trap : INT; $(BIN)/python site/assemble.py || test $$? -eq 130
 
 site: setup  ## the notebooks, the table and the library as web pages: build/site/index.html
 	$(BIN)/python site/build.py
@@ -78,6 +76,9 @@ playground: setup  ## the network to play with, one page: build/playground.html
 bench: setup  ## a solve against plain matrix products, a training step against the straightforward formulation
 	$(BIN)/python benchmarks/forward.py
 	$(BIN)/python benchmarks/training.py
+
+costs:  ## what make paper and make test cost, each in a new clone: results/costs.json
+	$(PYTHON) benchmarks/costs.py
 
 lab: setup  ## the notebooks in JupyterLab; FLAGS go to it
 	$(BIN)/jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) $(FLAGS) notebooks

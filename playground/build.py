@@ -6,6 +6,7 @@ The page holds its style, its code and its networks, and needs nothing else. The
 from __future__ import annotations
 
 import base64
+import os
 import re
 import sys
 from pathlib import Path
@@ -42,4 +43,4 @@ def build(path: Path = OUTPUT) -> Path:
 
 if __name__ == "__main__":
     written = build(*map(Path, sys.argv[1:2]))
-    print(f"{written}: {written.stat().st_size / 1e3:.0f} kB")
+    print(f"{os.path.relpath(written)}: {written.stat().st_size / 1e3:.0f} kB")

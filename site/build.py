@@ -26,8 +26,8 @@ def lay_out(notebooks: Path, source: Path) -> None:
     shutil.copy(ROOT / "README.md", source)
     shutil.copytree(ROOT / "results" / "figures", source / "results" / "figures")
     shutil.copy(ROOT / "results" / "table.md", source / "results")
-    coverage = (ROOT / "COVERAGE.md").read_text()
-    (source / "COVERAGE.md").write_text(re.sub(r"`([\w-]+)` \|$", r"[`\1`](#cell-\1) |", coverage, flags=re.M))
+    claims = (ROOT / "CLAIMS.md").read_text()
+    (source / "CLAIMS.md").write_text(re.sub(r"`([\w-]+)` \|$", r"[`\1`](#cell-\1) |", claims, flags=re.M))
     (source / "notebooks").mkdir()
     for committed in sorted((ROOT / "notebooks").glob("[0-9]*.ipynb")):
         executed = notebooks / committed.name

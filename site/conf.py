@@ -68,13 +68,19 @@ def fill(app, docname, source):
     if docname in ("index", "api"):
         rows = re.findall(r"^\| \[(\d\d[a-z]?) ([^]]+)\]\((\S+)\.ipynb\)", (ROOT / "README.md").read_text(), re.M)
         notebooks = [(f"{number} · {name[0].upper()}{name[1:]}", page) for number, name, page in rows]
-        figures = sorted(path.name for path in (ROOT / "results" / "figures").glob("*.png"))
-        there = {"notebooks": notebooks, "figures": figures, "playground": bool(app.config.html_extra_path)}
+        figures = sorted(path.name for path in (ROOT / "results" / "figures").glob("figure-*.png"))
+        settling = re.search(r"<!-- settling -->(.*?)<!-- end", (ROOT / "README.md").read_text(), re.S)[1]
+        there = {
+            "settling": settling,
+            "notebooks": notebooks,
+            "figures": figures,
+            "playground": bool(app.config.html_extra_path),
+        }
         source[0] = Template(source[0]).render(api=api, **there)
 
 
 def name_cells(app, doctree):
-    """Every code cell of a notebook gets the anchor `cell-<its id>`, which the page on coverage links to."""
+    """Every code cell of a notebook gets the anchor `cell-<its id>`, which the list of claims links to."""
     path = Path(app.env.doc2path(app.env.docname))
     if path.suffix != ".ipynb":
         return

@@ -241,3 +241,34 @@ def test_the_picture_of_the_modules_is_true():
     assert set(re.findall(r"^    (\S+) --> (\S+)$", text, re.M)) == needed
     table = re.findall(r"`\.?([a-z.]+)`", text[text.index("| module |") : text.index("## A digit")])
     assert {name.removeprefix("experiment.") for name in direct} <= {name.removeprefix("experiment.") for name in table}
+
+
+def test_github_does_what_ci_run_does():
+    jobs = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text())["jobs"]
+    commands = {name: [step.get("run") for step in job["steps"]] for name, job in jobs.items()}
+    assert ".ci/run" in commands["test"]
+    assert "make paper" in commands["paper"]
+    for python in jobs["test"]["strategy"]["matrix"]["python"]:
+        assert Version(python) in Requirement("x" + PROJECT["requires-python"]).specifier
+
+
+def test_the_hooks_are_the_tools_of_the_environment():
+    (repo,) = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
+    assert repo["repo"] == "local", "nothing is fetched"
+    tools = [hook["entry"].split()[0] for hook in repo["hooks"]]
+    assert tools == [".venv/bin/ruff", ".venv/bin/ruff", ".venv/bin/mypy"]
+    makefile = (ROOT / "Makefile").read_text()
+    assert all(f"$(BIN)/{Path(tool).name}" in makefile for tool in tools)
+
+
+def test_binder_takes_its_versions_from_the_lock():
+    lines = (ROOT / "binder" / "requirements.txt").read_text().splitlines()
+    assert "-c ../requirements.lock" in lines
+    (extras,) = [re.fullmatch(r"-e \.\[(.+)\]", line)[1] for line in lines if line.startswith("-e")]
+    assert set(extras.split(",")) <= set(PROJECT["optional-dependencies"])
+    python = (ROOT / "binder" / "runtime.txt").read_text().strip().removeprefix("python-")
+    assert Version(python) in Requirement("x" + PROJECT["requires-python"]).specifier
+
+
+def test_the_changelog_knows_this_version():
+    assert re.search(rf"^## {re.escape(PROJECT['version'])}\b", (ROOT / "CHANGELOG.md").read_text(), re.M)

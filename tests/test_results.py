@@ -9,11 +9,14 @@ matplotlib.use("Agg")
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from PIL import Image
 from synthetic import synthetic
 
-from hoplib import plot
-from hoplib.experiment import notebooks, results
+import hoplib as hop
+from hoplib import Status, plot
+from hoplib.experiment import notebooks, results, settling
+from hoplib.experiment.files import save_network
 from hoplib.experiment.rows import ROWS
 
 ROOT = Path(__file__).parent.parent
@@ -101,6 +104,64 @@ def test_a_place_in_a_text_is_filled_once():
         results.between(text, "m", "2")
 
 
+def test_the_summary_has_the_papers_rows_and_numbers(runs):
+    lines = results.markdown(results.brief(results.table(runs))).splitlines()[2:]
+    assert len(lines) == 17
+    for line in lines:
+        name, _, _, iterations, _, speed_up, _, accuracy = (
+            cell.strip() for cell in line.replace("\u00a0", " ").strip("|").split("|")
+        )
+        paper = ROWS[name].published
+        assert iterations == f"{paper.iterations} ± {paper.iterations_std}"
+        assert (float(speed_up), accuracy) == (paper.speedup, f"{paper.accuracy} ± {paper.accuracy_std}")
+
+
+def test_costs_are_told_as_they_were_measured(runs, tmp_path):
+    path = tmp_path / "costs.json"
+    path.write_text('{"make paper": {"minutes": 6.4, "disk_gb": 6.31, "cores": 2}}')
+    text = results.costs(runs, path)
+    assert re.search(r"`make paper`.*\| 6 minutes on 2 cores \| 6.3 GB \|", text)
+    assert re.search(r"`make test`.*\|  \|  \|", text)
+    assert re.search(r"make table.*\d+ to \d+ minutes on one core", text)
+
+
+def test_the_digits_of_the_first_figure_are_chosen_by_a_rule():
+    n = torch.tensor([10, 20, 30, 40, 119, 119, 50])
+    status = torch.tensor([Status.CONVERGED] * 4 + [Status.MAX_ITER, Status.CYCLING, Status.CONVERGED])
+    others = torch.tensor([True] * 6 + [False])
+    assert settling.choose(n, status, others) == [1, 1, 2, 5]
+
+
+def test_its_numbers_are_computed_once(tmp_path, monkeypatch):
+    assert settling.settled(tmp_path) is None
+    (tmp_path / "weights").mkdir()
+    save_network(hop.HAM([784, 12, 11, 10], seed=0, device="cpu"), tmp_path / "weights" / settling.WEIGHTS, half=True)
+    monkeypatch.setattr(settling.compute, "__defaults__", (40,))
+    found = settling.settled(tmp_path)
+    assert found["iterations"].shape == (4, 40)
+    assert found["outputs"].shape[2:] == (settling.SHOWN, 10)
+    assert "on average over 40 images: synchronous" in settling.sentence(found)
+    monkeypatch.setattr(settling, "compute", None)
+    again = settling.settled(tmp_path)
+    assert all((again[name] == value).all() for name, value in found.items())
+    assert plot.settling(found, list(settling.ways(1.0))) is not None
+
+
+def test_half_precision_weights_are_written_only_when_they_differ(tmp_path):
+    net = hop.HAM([784, 12, 10], seed=0, device="cpu")
+    trained, half = tmp_path / "3-HAM-EO" / "seed-0.safetensors", tmp_path / "3-HAM-EO-seed-0-half.safetensors"
+    save_network(net, trained)
+    results.halve(tmp_path)
+    before = half.stat().st_mtime_ns
+    results.halve(tmp_path)
+    assert half.stat().st_mtime_ns == before
+    with torch.no_grad():
+        net.b[0][0] += 1
+    save_network(net, trained)
+    results.halve(tmp_path)
+    assert half.stat().st_mtime_ns != before
+
+
 def test_only_panels_with_records_are_drawn(runs):
     some = [r for r in runs if r.row in ("5-HAM", "7-HAM-EO")]
     figure = plot.dynamics(some, plot.FIGURES["figure-4-dynamics-5-and-7-layers"])
@@ -130,11 +191,20 @@ class TestCommitted:
         for name, text in results.rendered(committed).items():
             assert (ROOT / "results" / name).read_text() == text, name
 
-    def test_the_readme_and_the_coverage(self, committed):
-        table = results.rendered(committed)["table.md"]
-        readme, coverage = ((ROOT / name).read_text() for name in ("README.md", "COVERAGE.md"))
-        assert results.between(readme, "table", table) == readme
-        assert results.between(coverage, "records", f"{len(committed)} of 95") == coverage
+    def test_the_readme_and_the_claims(self, committed):
+        for page, places in results.pages(committed, ROOT / "results").items():
+            text = (ROOT / page).read_text()
+            for place, content in places.items():
+                assert results.between(text, place, content) == text, f"{page}: {place}"
+
+    def test_the_first_figure(self):
+        weights = settling.digest(ROOT / "results" / "weights" / settling.WEIGHTS)
+        assert Image.open(ROOT / "results" / "figures" / "settling.png").text["Description"] == f"weights {weights}"
+        found = settling.settled(ROOT / "results")
+        assert str(found["weights"]) == weights
+        sync, even_odd, anderson, relaxed = found["iterations"].mean(1)
+        assert relaxed < anderson < even_odd < sync
+        assert found["settled"][0, found["chosen"]].tolist() == [True, True, True, False]
 
     @pytest.mark.parametrize("name", plot.FIGURES)
     def test_the_figures(self, committed, name):

@@ -105,8 +105,8 @@ def test_the_pages_lead_on(site, pages):
     text = (site / "index.html").read_text()
     assert "7-HAM-EO-DEQ" in text, "the table"
     assert "figure-4" in text
-    cells = [link for link in pages[site / "COVERAGE.html"].links if "#cell-" in link]
-    assert len(cells) == (ROOT / "COVERAGE.md").read_text().count("` |\n"), "a link to the cell of every item"
+    cells = [link for link in pages[site / "CLAIMS.html"].links if "#cell-" in link]
+    assert len(cells) == (ROOT / "CLAIMS.md").read_text().count("` |\n"), "a link to the cell of every item"
     assert {f"hoplib.{name}" for name in hop.__all__} <= set(pages[site / "api.html"].anchors)
 
 
@@ -167,7 +167,7 @@ LONG_LINE = """() => {
 }"""
 
 
-@pytest.mark.parametrize("name", ["index", "COVERAGE", "api", "train", *(f"notebooks/{stem}" for stem in NOTEBOOKS)])
+@pytest.mark.parametrize("name", ["index", "CLAIMS", "api", "train", *(f"notebooks/{stem}" for stem in NOTEBOOKS)])
 def test_a_page_is_clean_and_fits(site, tab, name):
     tab.goto((site / f"{name}.html").as_uri())
     if tab.locator(".math").count():

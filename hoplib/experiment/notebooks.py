@@ -1,21 +1,18 @@
-"""Execute the notebooks in order, through papermill: `python -m hoplib.experiment.notebooks` is what `make paper` runs.
+"""Execute a notebook through papermill, with parameters that are checked, and take out its figures and its verdict.
 
-The executed notebooks go to build/notebooks/, their figures to build/figures/. Needs the `notebooks` extra.
+`make paper` and the trainings of the table run their notebooks with it. Needs the `notebooks` extra.
 """
 
 from __future__ import annotations
 
-import argparse
 import ast
 import base64
 import difflib
-import json
-import logging
 import os
 import re
 import sys
 import tempfile
-import time
+import unicodedata
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -23,12 +20,21 @@ from typing import Any
 import nbformat
 import papermill  # type: ignore[import-untyped]
 import psutil  # type: ignore[import-untyped]
+from jupyter_client.manager import AsyncKernelManager
 from nbclient.exceptions import DeadKernelError
 from papermill.exceptions import PapermillExecutionError  # type: ignore[import-untyped]
-from tqdm import tqdm  # type: ignore[import-untyped]
+from traitlets import Unicode
 from traitlets.config import Config
 
-from .files import interrupted
+
+class Kernel(AsyncKernelManager):
+    """A kernel whose own messages go to a file, so that they do not fall into a progress bar."""
+
+    messages = Unicode(os.devnull, config=True)
+
+    async def start_kernel(self, **options: Any) -> None:  # type: ignore[override]
+        with open(self.messages, "ab") as file:
+            await super().start_kernel(**options, stdout=file, stderr=file)
 
 
 class ParameterError(ValueError):
@@ -76,8 +82,11 @@ def run(
     """
     check_parameters(notebook, parameters or {})
     output.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory() as sockets:
-        ipc = {"KernelManager": {"transport": "ipc", "ip": os.path.join(sockets, "k")}}
+    with tempfile.TemporaryDirectory() as scratch:
+        messages = Path(scratch) / "messages"
+        options = {"messages": str(messages)}
+        if os.name == "posix":
+            options |= {"transport": "ipc", "ip": os.path.join(scratch, "k")}
         try:
             return papermill.execute_notebook(  # type: ignore[no-any-return]
                 _literal(notebook),
@@ -85,7 +94,8 @@ def run(
                 dict(parameters or {}),
                 cwd=str(notebook.parent),
                 progress_bar=False,
-                config=Config(ipc if os.name == "posix" else {}),
+                kernel_manager_class=Kernel,
+                config=Config({"Kernel": options}),
                 on_cell_executed=lambda **_: on_cell(),
             )
         except PapermillExecutionError as e:
@@ -98,7 +108,8 @@ def run(
                 kernel.kill()  # else it would notice only later, and say so
             raise
         except DeadKernelError:
-            raise NotebookError(f"{notebook.name}: the kernel died (was it killed, or out of memory?)") from None
+            last = "".join(f"\n{line}" for line in messages.read_text(errors="replace").splitlines()[-10:])
+            raise NotebookError(f"{notebook.name}: the kernel died (was it killed, or out of memory?){last}") from None
 
 
 def _literal(path: Path) -> str:
@@ -106,16 +117,29 @@ def _literal(path: Path) -> str:
     return str(path.resolve()).replace("{", "{{").replace("}", "}}")
 
 
-def figures(nb: nbformat.NotebookNode, folder: Path, prefix: str) -> list[Path]:
-    """Write every figure of an executed notebook to folder/prefix-<cell id>.png."""
+def slug(text: str) -> str:
+    """A heading as a file name: letters and digits with hyphens between, without the number in front."""
+    plain = unicodedata.normalize("NFKD", re.sub(r"^[\d. ·]+", "", text))
+    return re.sub(r"[^a-z0-9]+", "-", re.sub(r"['’`$\\]|[^\x00-\x7f·—–-]", "", plain.lower())).strip("-")
+
+
+def figures(nb: nbformat.NotebookNode, folder: Path, prefix: str) -> dict[Path, str]:
+    """Write every figure of an executed notebook to a file named by the heading above it. Returns file → heading."""
     folder.mkdir(parents=True, exist_ok=True)
-    written = []
+    heading, found = "", []
     for cell in nb.cells:
-        images = [o.data["image/png"] for o in cell.get("outputs", []) if "image/png" in o.get("data", {})]
-        for i, image in enumerate(images):
-            path = folder / f"{prefix}-{cell.id}{f'-{i + 1}' if len(images) > 1 else ''}.png"
-            path.write_bytes(base64.b64decode(image))
-            written.append(path)
+        if cell.cell_type == "markdown":
+            heading = (re.findall(r"^#+ (.+)$", cell.source, re.M) or [heading])[-1]
+        for output in cell.get("outputs", []):
+            for kind in ("png", "gif"):
+                if image := output.get("data", {}).get(f"image/{kind}"):
+                    found.append((heading, kind, base64.b64decode(image)))
+    headings, written = [heading for heading, _, _ in found], dict[Path, str]()
+    for i, (heading, kind, image) in enumerate(found):
+        number = f"-{headings[:i].count(heading) + 1}" if headings.count(heading) > 1 else ""
+        path = folder / f"{prefix}-{slug(heading)}{number}.{kind}"
+        path.write_bytes(image)
+        written[path] = heading
     return written
 
 
@@ -124,45 +148,3 @@ def verdict(nb: nbformat.NotebookNode) -> str:
     last = [cell for cell in nb.cells if cell.cell_type == "code"][-1]
     lines = "".join(o.get("text", "") for o in last.outputs).strip().splitlines()
     return lines[-1] if lines else ""
-
-
-def main(argv: list[str] | None = None) -> int:
-    """Execute all notebooks (or those named) with one progress bar; 1 if one of them fails."""
-    root = Path(__file__).resolve().parents[2]
-    parser = argparse.ArgumentParser(
-        prog="python -m hoplib.experiment.notebooks", description="Execute the notebooks in order."
-    )
-    parser.add_argument("notebooks", nargs="*", type=Path, help="default: all of notebooks/")
-    parser.add_argument("--build", type=Path, default=root / "build", help="where the results go (default: build/)")
-    args = parser.parse_args(argv)
-    logging.getLogger("papermill").setLevel(logging.ERROR)
-    notebooks = args.notebooks or sorted((root / "notebooks").glob("[0-9]*.ipynb"))
-    missing = [str(n) for n in notebooks if not n.exists()]
-    if missing:
-        print(f"no such notebook: {', '.join(missing)}", file=sys.stderr)
-        return 1
-    cells = sum(c["cell_type"] == "code" for n in notebooks for c in json.loads(n.read_text())["cells"])
-    drawn = 0
-    pause = 0.1 if sys.stdout.isatty() else 15  # in a log, a line now and then
-    with tqdm(total=cells, unit="cell", file=sys.stdout, dynamic_ncols=True, mininterval=pause) as bar:
-        for notebook in notebooks:
-            bar.set_description(notebook.stem)
-            start = time.perf_counter()
-            try:
-                nb = run(notebook, args.build / "notebooks" / notebook.name, on_cell=bar.update)
-            except NotebookError as e:
-                bar.close()
-                print(e, file=sys.stderr)
-                return 1
-            except KeyboardInterrupt:
-                bar.close()
-                print(f"stopped in {notebook.name}", file=sys.stderr)
-                return interrupted()
-            drawn += len(figures(nb, args.build / "figures", notebook.stem))
-            bar.write(f"{notebook.stem:24}{time.perf_counter() - start:5.1f} s  {verdict(nb)}")
-    print(f"{len(notebooks)} notebooks and {drawn} figures are in {os.path.relpath(args.build)}/")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,6 +1,6 @@
 """The records as tables: one tidy frame for each question, the paper's Table 2 beside ours, and the files in results/.
 
-    python -m hoplib.experiment.results   write table.csv, .md, .tex and the figures to results/, the table to README
+    python -m hoplib.experiment.results   write the tables and the figures to results/, what the README tells to it
 
 Everything is read from the records that count; nothing is typed by hand. Needs the `notebooks` extra.
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import io
+import json
 import os
 import re
 import sys
@@ -18,12 +19,15 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd  # type: ignore[import-untyped]
+import torch
 
+from ..network import Network
 from .config import configure
 from .files import load_network, save_network, write
 from .measure import WAYS, Arrays
 from .records import read_record, record_path, why_not
 from .rows import ROWS, Row
+from .settling import sentence, settled, ways
 
 ROOT = Path(__file__).resolve().parents[2]
 SEEDS = (0, 1, 2, 3, 4)
@@ -225,6 +229,23 @@ def shown(found: pd.DataFrame, data: str) -> pd.DataFrame:
     return pd.DataFrame(lines).T.rename_axis("row")
 
 
+def brief(found: pd.DataFrame) -> pd.DataFrame:
+    """The paper's seventeen rows and its three numbers, ours beside them: what the README shows."""
+    people = shown(found, "mnist")
+    people = people[[ROWS[name].readout == "output" for name in people.index]]
+    chosen = {
+        "seeds": people["seeds"].str.split().str[0],
+        "iterations": people["iterations"],
+        "paper": people["paper's"],
+        "speed-up": people["speed-up"],
+        "paper ": people["paper's "],
+        "accuracy %": people["accuracy %, MNIST"],
+        "paper  ": people["paper's, EMNIST"],
+    }
+    whole = {name: column.str.replace(" ± ", "\u00a0±\u00a0") for name, column in chosen.items()}  # never on two lines
+    return pd.DataFrame(whole).rename_axis("row")
+
+
 # -- files ------------------------------------------------------------------------------------------------------
 
 
@@ -262,7 +283,8 @@ def rendered(runs: list[Run], data: str = "mnist") -> dict[str, str]:
     csv = io.StringIO()
     found.to_csv(csv, float_format="%.6g", lineterminator="\n")
     people = shown(found, data)
-    return {"table.csv": csv.getvalue(), "table.md": markdown(people), "table.tex": latex(people)}
+    tables = {"table.csv": csv.getvalue(), "table.md": markdown(people), "table.tex": latex(people)}
+    return {**tables, "summary.md": markdown(brief(found))}
 
 
 def source(runs: list[Run], rows: list[str]) -> str:
@@ -272,11 +294,50 @@ def source(runs: list[Run], rows: list[str]) -> str:
 
 
 def halve(weights: Path) -> None:
-    """The networks that are committed, in half precision, from the trained ones where these are there."""
+    """The networks that are committed, in half precision, from the trained ones where these are there and differ."""
     for name in COMMITTED:
-        trained = weights / name / "seed-0.safetensors"
+        trained, half = weights / name / "seed-0.safetensors", weights / f"{name}-seed-0-half.safetensors"
         if trained.exists():
-            save_network(load_network(trained, "cpu"), weights / f"{name}-seed-0-half.safetensors", half=True)
+            net = load_network(trained, "cpu")
+            if not (half.exists() and alike(net, load_network(half, "cpu"))):
+                save_network(net, half, half=True)
+
+
+def alike(net: Network, other: Network) -> bool:
+    """Whether two networks are the same in half precision."""
+    if (type(net), net.layers, net.rho.name) != (type(other), other.layers, other.rho.name):
+        return False
+    theirs = other.state_dict()
+    return all(torch.equal(t.half(), theirs[k].half()) for k, t in net.state_dict().items())
+
+
+def pages(runs: list[Run], results: Path) -> dict[str, dict[str, str]]:
+    """Page of the repository → place in it → what belongs there."""
+    known, found = f"{len(runs)} of {len(ROWS) * len(SEEDS)}", settled(results)
+    readme = {"table": rendered(runs)["summary.md"], "records": known, "costs": costs(runs, results / "costs.json")}
+    return {
+        "README.md": readme | {"settling": sentence(found) if found else ""},
+        "CLAIMS.md": {"records": known},
+    }
+
+
+def costs(runs: list[Run], path: Path) -> str:
+    """What the commands cost: as `make costs` has measured the first two, as the records tell of a training."""
+    known = json.loads(path.read_bytes()) if path.exists() else {}
+    lines = {
+        "`make paper`": "executes all notebooks, draws all figures, makes the site",
+        "`make test`": "runs all tests and all notebooks",
+        "`make table ROWS=… SEEDS=0`": "trains one row",
+    }
+    found = pd.DataFrame({"what it does": lines, "time": "", "disk": ""}).rename_axis("command")
+    for command in found.index:
+        if cost := known.get(command.strip("`")):
+            found.loc[command, "time"] = f"{cost['minutes']:.0f} minutes on {cost['cores']} cores"
+            found.loc[command, "disk"] = f"{cost['disk_gb']:.1f} GB"
+    if runs:
+        minutes = 60 * per_run([r for r in runs if r.numbers["epoch"] > 3]).training_hours
+        found.iloc[-1, 1] = f"{minutes.min():.0f} to {minutes.max():.0f} minutes on one core"
+    return markdown(found).replace("---:", "---")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -289,20 +350,24 @@ def main(argv: list[str] | None = None) -> int:
     from .. import plot
 
     runs, output = load(args.results), args.output or args.results
-    texts = rendered(runs)
-    for name, text in texts.items():
+    if args.output is None:
+        halve(args.results / "weights")
+    for name, text in rendered(runs).items():
         write(output / name, text.encode())
     plot.use_style()
     for name, rows in plot.FIGURES.items():
         if (figure := plot.dynamics(runs, rows)) is not None:
             plot.save(figure, output / "figures" / name, source(runs, rows))
-    known = f"{len(runs)} of {len(ROWS) * len(SEEDS)}"
+    if (found := settled(args.results)) is not None:
+        plot.save(plot.settling(found, list(ways(1.0))), output / "figures" / "settling", f"weights {found['weights']}")
     if args.output is None:
-        halve(args.results / "weights")
-        for page, name, content in (("README.md", "table", texts["table.md"]), ("COVERAGE.md", "records", known)):
-            text = between((ROOT / page).read_text(), name, content)
+        for page, places in pages(runs, args.results).items():
+            text = (ROOT / page).read_text()
+            for place, content in places.items():
+                text = between(text, place, content)
             write(ROOT / page, text.encode())
-    print(f"{known} records: table.csv, table.md, table.tex and figures/ are in {os.path.relpath(output)}/")
+    known = f"{len(runs)} of {len(ROWS) * len(SEEDS)}"
+    print(f"{known} records: the tables and figures/ are in {os.path.relpath(output)}/")
     return 0
 
 

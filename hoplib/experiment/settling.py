@@ -1,0 +1,108 @@
+"""The same digits settle four ways in one trained network: the numbers behind the README's first figure.
+
+They are computed from the committed weights, kept in results/settling.npz, and computed anew when the weights change.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .. import paper
+from ..data import load_data
+from ..equilibrium import solve
+from ..network import EvenOdd, Network, Synchronous
+from ..relaxation import OverRelaxed, best_omega
+from ..solvers import Anderson, Picard, Status, trajectory
+from .files import load_network, write
+from .measure import CROSS, Arrays
+
+WEIGHTS = "7-HAM-EO-seed-0-half.safetensors"
+QUANTILES = (0.25, 0.5, 0.75)  # of the synchronous iterations: the digits that are shown, beside one that cycles
+SHOWN = 100  # iterations
+
+
+def ways(omega: float) -> dict[str, tuple[bool, Picard | Anderson]]:
+    """Name → even-odd or not, solver."""
+    return {
+        "synchronous": (False, Picard()),
+        "even-odd": (True, Picard()),
+        "even-odd + Anderson": (True, Anderson()),
+        "over-relaxed": (True, OverRelaxed(omega)),
+    }
+
+
+@torch.no_grad()
+def outputs(net: Network, x: Tensor, even_odd: bool, solver: Picard | Anderson) -> Tensor:
+    """ρ of the output layer after each iteration, (batch, iterations, 10)."""
+    if isinstance(solver, OverRelaxed):
+        f = solver.sweep(net, x, even_odd)
+    else:
+        f = EvenOdd(net, x) if even_odd else Synchronous(net, x)
+    found = trajectory(f, f.start(), solver, iterations=SHOWN)
+    return torch.stack([net.rho.rho(net.layer(f.join(z), -1)) for z in found], 1)
+
+
+def choose(iterations: Tensor, status: Tensor, others: Tensor) -> list[int]:
+    """Of the images that all other ways settle: at the quantiles of the synchronous iterations, and in a 2-cycle."""
+    settled = (status == Status.CONVERGED) & others
+    wanted = iterations[settled].double().quantile(torch.tensor(QUANTILES, dtype=torch.float64))
+    away = [torch.where(settled, (iterations - n).abs().double(), torch.inf) for n in wanted]
+    cycling = ((status == Status.CYCLING) & others).nonzero().flatten()[:1].tolist()
+    return [int(d.argmin()) for d in away] + cycling
+
+
+def compute(weights: Path, images: int = CROSS) -> Arrays:
+    """The iterations of each image in each way, and the outputs of a few images after each iteration."""
+    net = load_network(weights, "cpu").requires_grad_(False)
+    x = load_data("mnist", device="cpu").test.x[:images]
+    omega = best_omega(net, x)
+    solved = [solve(net, x, solver, even_odd=even_odd) for even_odd, solver in ways(omega).values()]
+    first, *rest = solved
+    chosen = choose(first.iterations, first.status, torch.stack([s.converged for s in rest]).all(0))
+    strips = torch.stack([outputs(net, x[chosen], even_odd, solver) for even_odd, solver in ways(omega).values()])
+    return {
+        "weights": np.array(digest(weights)),
+        "omega": np.array(omega),
+        "max_iter": np.array(paper.max_iter(net, True)),
+        "iterations": torch.stack([s.iterations for s in solved]).numpy().astype(np.int16),
+        "settled": torch.stack([s.converged for s in solved]).numpy(),
+        "chosen": np.array(chosen),
+        "images": (x[chosen] * 255).round().to(torch.uint8).numpy(),
+        "outputs": (strips * 255).round().to(torch.uint8).numpy(),
+    }
+
+
+def digest(weights: Path) -> str:
+    return hashlib.sha256(weights.read_bytes()).hexdigest()
+
+
+def settled(results: Path) -> Arrays | None:
+    """The numbers for the committed weights, from their file where it is of these weights; None without weights."""
+    weights, path = results / "weights" / WEIGHTS, results / "settling.npz"
+    if not weights.exists():
+        return None
+    if path.exists():
+        with np.load(path, allow_pickle=False) as known:
+            if str(known["weights"]) == digest(weights):
+                return {name: known[name] for name in known.files}
+    packed, found = io.BytesIO(), compute(weights)
+    np.savez_compressed(packed, **found)  # type: ignore[arg-type]
+    write(path, packed.getvalue())
+    return found
+
+
+def sentence(found: Arrays) -> str:
+    """What the figure shows, in words and means."""
+    names, images = list(ways(1.0)), found["iterations"].shape[1]
+    means = ", ".join(f"{name} {mean:.0f}" for name, mean in zip(names, found["iterations"].mean(1), strict=True))
+    never = ", ".join(f"{1 - share:.1%}".replace("%", " %") for share in found["settled"].mean(1))
+    return (
+        f"Iterations until a test image has settled, on average over {images:,} images: {means}. "
+        f"Not settled after {int(found['max_iter'])} iterations, in the same order: {never} of the images."
+    )
