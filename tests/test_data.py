@@ -164,7 +164,7 @@ def test_emnist_is_downloaded_once_and_put_upright(small_emnist, monkeypatch):
 def test_a_wrong_archive_is_refused(small_emnist, monkeypatch):
     source, _, root = small_emnist
     monkeypatch.setitem(module.SOURCES, "emnist", dataclasses.replace(source, md5="0" * 32))
-    with pytest.raises(hop.DataError, match=r"could not download .* its md5 is"):
+    with pytest.raises(hop.DataError, match="could not download"):
         hop.load_data("emnist", root=root, download=True)
     assert not list((root / "emnist").iterdir())
 
@@ -181,3 +181,9 @@ def test_a_file_of_the_wrong_shape_is_refused(small_emnist, monkeypatch):
     monkeypatch.setitem(module.SOURCES, "emnist", dataclasses.replace(source, counts=(5, 4)))
     with pytest.raises(hop.DataError, match="does not hold 4×28×28 bytes in IDX format"):
         hop.load_data("emnist", root=root, download=True)
+
+
+def test_without_torchvision_it_says_what_is_needed(tmp_path, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "torchvision.datasets.utils", None)
+    with pytest.raises(hop.DataError, match=r"torchvision \(pip install 'hoplib\[data\]'\)"):
+        hop.load_data("emnist", root=tmp_path, download=True)

@@ -75,6 +75,11 @@ def test_the_pip_section_installs_in_a_fresh_environment(tmp_path):
     assert "+ hoplib" in done.stderr
 
 
+def test_torch_and_torchvision_are_a_pair():
+    code = "import torch, torchvision; torchvision.ops.nms(torch.zeros(1, 4), torch.zeros(1), 0.5)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 def code_of(path):
     """The Python in a module, a Snakefile or a notebook."""
     if path.suffix != ".ipynb":
@@ -164,8 +169,8 @@ def test_versions_and_exports():
 
 
 def test_importing_hoplib_is_light():
-    """matplotlib, pandas and the notebook tools are extras: the core does not import them."""
-    extras = {"matplotlib", "papermill", "pandas"}
+    """matplotlib, torchvision and the notebook tools are extras: the core does not import them."""
+    extras = {"matplotlib", "torchvision", "papermill", "pandas"}
     code = f"import sys, hoplib; print(sorted({extras} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

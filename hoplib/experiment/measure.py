@@ -83,7 +83,7 @@ def evaluate(net: Network, row: Row, data: Data, images: int = 10_000, batch: in
     mean, met = at_tol.double().mean().item(), at_tol < n - 1
     quantiles = error.quantile(error.new_tensor([0.5, 0.95, 1.0]))
     per_iteration, per_input = net.multiply_adds(), net.layers[0] * net.layers[1]
-    numbers = {
+    numbers: Numbers = {
         "test_accuracy": _share(said == label),
         "iterations_mean": mean,
         "iterations_std": at_tol.double().std(correction=0).item(),
