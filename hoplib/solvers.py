@@ -442,4 +442,4 @@ class Account:
                 cycling = self.running & (residual(g, values[2]) < CYCLE * self.part["residual"])
                 self.part["status"] = torch.where(cycling, Status.CYCLING, self.part["status"])
             self.book()
-        return Solution(**self.total, residuals=self.residuals, evaluations=self.evaluations, net=None)
+        return Solution(**self.total, residuals=self.residuals, evaluations=self.evaluations, net=None, gradients={})
