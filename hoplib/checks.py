@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-P, T = ParamSpec("P"), TypeVar("T")
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 def integer(name: str, value: Any, least: int, most: float = math.inf) -> int:
@@ -52,7 +53,7 @@ def ordinary(*tensors: Tensor) -> None:
     for t in tensors:
         if torch.func.debug_unwrap(t, recurse=False) is not t:
             raise RuntimeError("solve does not support torch.func and vmap: give it a batch, and use .backward()")
-        if forward_ad.unpack_dual(t).tangent is not None:
+        if forward_ad.unpack_dual(t).tangent is not None:  # type: ignore[no-untyped-call]
             raise RuntimeError("solve does not support forward-mode differentiation: use .backward()")
 
 
@@ -72,7 +73,7 @@ def uncompiled(function: Callable[P, T]) -> Callable[P, T]:
     @wraps(function)
     def run(*args: P.args, **kwargs: P.kwargs) -> T:
         if torch.compiler.is_compiling():  # torch.compiler.disable would import the compiler: seconds, for everyone
-            return torch.compiler.disable(function)(*args, **kwargs)  # type: ignore[no-any-return]
+            return torch.compiler.disable(function)(*args, **kwargs)  # type: ignore[no-any-return, no-untyped-call]
         return function(*args, **kwargs)
 
     return run

@@ -155,7 +155,7 @@ def _symmetric(f: AdjointSweep, tol: float, max_iter: int) -> tuple[Tensor, Tens
         return E[k] * rule.rho.times(rule.D, v)
 
     def parts(flat: Tensor) -> dict[int, Tensor]:
-        return dict(zip(mine, flat.split([f.blocks[k].size for k in mine], 1), strict=True))
+        return dict(zip(mine, torch.split(flat, [f.blocks[k].size for k in mine], 1), strict=True))
 
     def M(flat: Tensor) -> Tensor:
         return torch.cat([weigh(k, t) for k, t in parts(flat).items()], 1)

@@ -63,10 +63,10 @@ class Network(nn.Module):
         self.all = Block(self.hidden, self.layers)
         self.rho = _activation(rho, self.layers)
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Network:
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         """What .to(), .half() and the like do to the parameters."""
         _check_dtype(fn(self.b[0].detach()[:0]).dtype)
-        return super()._apply(fn, recurse)
+        return super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
 
     # -- the state ----------------------------------------------------------------------------------------------
 

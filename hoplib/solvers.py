@@ -314,7 +314,7 @@ def iterate(
     batch whenever a quarter of it is finished, with the answers of the moment they finished. Without, all samples take
     max_iter iterations, and nothing in the loop waits for the device. A sample's answer depends on the company it was
     in by rounding only. What the map or the solver makes of rounding is another matter: between several equilibria, an
-    Anderson without safeguard may end in one or in another.
+    Anderson without safeguard may end in one or in another, or meet the criterion in none.
     """
     checks.integer("max_iter", max_iter, 1)
     checks.number("tol", tol, "a relative residual of at least 0")
@@ -447,4 +447,4 @@ class Account:
                 cycling = self.running & (residual(g, values[2]) < CYCLE * self.part["residual"])
                 self.part["status"] = torch.where(cycling, Status.CYCLING, self.part["status"])
             self.book()
-        return Solution(**self.total, residuals=self.residuals, evaluations=self.evaluations, net=None)
+        return Solution(**self.total, residuals=self.residuals, evaluations=self.evaluations, net=None, gradients={})
