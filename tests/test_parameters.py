@@ -25,7 +25,7 @@ OTHER = {
         {"widths": [6, 7, 5, 6, 4, 3], "depths": [3, 6], "seeds": [1], "hidden": {3: [48]}, "trained_depths": []},
     ],
     "02b_the_gradient": [
-        {"depths": [2, 4], "depth": 4, "seeds": [5], "gain": 0.3, "batch": 2, "backward_steps": 60},
+        {"depths": [3, 4], "depth": 4, "seeds": [5], "gain": 0.3, "batch": 2, "backward_steps": 60},
         {"widths": [5, 6, 4, 5, 3], "depths": [5], "depth": 3, "seeds": [1], "gain": 0.4, "memory_iterations": [4, 8]},
     ],
     #
