@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 # An environment of your own, such as conda's: make test BIN=$CONDA_PREFIX/bin; nothing is installed then.
 READY := $(if $(filter .venv/bin,$(BIN)),.venv/ready,own)
-# CPU=1: torch without CUDA, 2 GB instead of 6.
+# CPU=1: torch without CUDA, from the index of its makers.
 CPU ?=
 UV_VERSION := 0.13.7
 # Two single-threaded workers beat one with two threads.
@@ -23,7 +23,7 @@ own:
 
 .venv/ready: requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; try make PYTHON=python3.12")'
-	@echo "installing into .venv: $(if $(CPU),about 2 GB,about 6 GB, most of it CUDA (make setup CPU=1: 2 GB, without))"
+	@echo "installing into .venv: $(if $(CPU),torch without CUDA,about 6 GB, most of it CUDA (make setup CPU=1: without))"
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
 	$(if $(CPU),grep -vE '^(cuda|nvidia|triton)' requirements.lock | )$(BIN)/uv pip install --quiet --python $(BIN)/python \

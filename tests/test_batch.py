@@ -325,7 +325,8 @@ def test_a_batch_whose_parts_are_killed_is_completed_by_one_more_command(tmp_pat
 
 
 @pytest.mark.skipif(os.name != "posix", reason="Ctrl-C")
-def test_ctrl_c_stops_it_cleanly(tmp_path):
+@pytest.mark.parametrize("how", ["Ctrl-C", "SIGTERM to make alone"])
+def test_it_stops_with_all_of_its_children_and_one_line(tmp_path, how):
     plan = tiny_plan(tmp_path, epochs=10, train_images=60_000)
     listens = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)  # noqa: E731 (a job in the background ignores it)
     process = make_table(plan, start_new_session=True, preexec_fn=listens)
@@ -333,9 +334,15 @@ def test_ctrl_c_stops_it_cleanly(tmp_path):
         wait_for(lambda: list(plan.output.rglob("*.progress")), process)
         kernels = descendants(process, "ipykernel")
         assert kernels
-        os.killpg(process.pid, signal.SIGINT)
-        process.communicate(timeout=120)
+        if how == "Ctrl-C":
+            os.killpg(process.pid, signal.SIGINT)
+        else:
+            process.terminate()
+        output, _ = process.communicate(timeout=120)
         assert process.returncode != 0
+        *_, before, line = [line for line in output.splitlines() if not line.startswith("make: ***")]
+        assert line.startswith("stopped; the same command goes on")
+        assert before.startswith("Job ")
         _, alive = psutil.wait_procs(kernels, timeout=60)
         assert not alive, "a kernel trains on"
     finally:

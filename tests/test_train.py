@@ -338,6 +338,22 @@ class TestRun:
         for a, b in zip(net.parameters(), training.net.parameters(), strict=True):
             assert torch.equal(a, b)
 
+    def test_what_a_killed_run_left_behind_is_swept_up(self, tmp_path, data):
+        """Its own temporary files, not those of another seed, which may be alive."""
+        (path,) = run(tmp_path, data=data)
+        config, _ = small()
+        kept = tmp_path / "weights" / config.name
+        orphans = [path.with_name(".seed-0.json.0a1b2c3d"), path.with_name(".seed-0.npz.0a1b2c3d")]
+        orphans += [checkpoint_of(tmp_path).with_name(f".seed-0.{kind}.0a1b2c3d") for kind in ("pt", "progress")]
+        orphans += [kept / ".seed-0-epoch-1.safetensors.0a1b2c3d"]
+        others = [path.with_name(".seed-1.json.0a1b2c3d"), path.with_name(".seed-01.json.0a1b2c3d")]
+        for part in orphans + others:
+            part.touch()
+        with pytest.warns(UserWarning, match="nothing was trained"):
+            run(tmp_path, data=data)
+        assert not any(part.exists() for part in orphans)
+        assert all(part.exists() for part in others)
+
     def test_two_rows_of_one_training(self, tmp_path, data):
         early, late = run(tmp_path, "3-CHN", 4, data)
         assert [json.loads(p.read_text())["epoch"] for p in (early, late)] == [3, 4]
