@@ -6,7 +6,10 @@ and seaborn, so `hoplib` does not import it by itself.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import base64
+import html
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +18,7 @@ import numpy as np
 import seaborn as sns  # type: ignore[import-untyped]
 import torch
 from matplotlib import rc_params_from_file
+from matplotlib.animation import FuncAnimation, PillowWriter
 from matplotlib.axes import Axes
 from matplotlib.collections import QuadMesh
 from matplotlib.colors import LogNorm
@@ -23,6 +27,8 @@ from matplotlib.patheffects import Normal, Stroke
 from torch import Tensor
 
 if TYPE_CHECKING:
+    from IPython.display import HTML
+
     from .experiment.results import Run
 
 EVEN, ODD = "#D55E00", "#6741D9"  # layers: the paper's orange and violet
@@ -150,3 +156,15 @@ def save(fig: Figure, path: Path, source: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     fig.savefig(path.with_suffix(".png"), dpi=110, metadata={"Software": None, "Description": source})
     fig.savefig(path.with_suffix(".pdf"), dpi=200, metadata={"CreationDate": None, "Subject": source})
+
+
+def movie(fig: Figure, draw: Callable[[int], object], frames: int, alt: str, fps: float = 4) -> HTML:
+    """A small film in the page: `draw(k)` changes the figure to frame k. `alt` says in words what it shows."""
+    from IPython.display import HTML
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "movie.gif")
+        FuncAnimation(fig, draw, frames=frames).save(path, writer=PillowWriter(fps=fps), dpi=72)  # type: ignore[arg-type]
+        data = base64.b64encode(path.read_bytes()).decode()
+    plt.close(fig)
+    return HTML(f'<img src="data:image/gif;base64,{data}" alt="{html.escape(alt)}">')  # type: ignore[no-untyped-call]
