@@ -7,28 +7,24 @@ and seaborn, so `hoplib` does not import it by itself.
 from __future__ import annotations
 
 import base64
-import html
-import tempfile
-from collections.abc import Callable, Mapping, Sequence
+import io
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import matplotlib.pyplot as plt
 import numpy as np
 import seaborn as sns  # type: ignore[import-untyped]
-import torch
 from matplotlib import rc_params_from_file
-from matplotlib.animation import FuncAnimation, PillowWriter
 from matplotlib.axes import Axes
 from matplotlib.collections import QuadMesh
 from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 from matplotlib.patheffects import Normal, Stroke
+from PIL import Image
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from IPython.display import HTML
-
     from .experiment.results import Run
 
 EVEN, ODD = "#D55E00", "#6741D9"  # layers: the paper's orange and violet
@@ -64,22 +60,25 @@ def use_style() -> None:
     sns.set_theme(style="whitegrid", palette="colorblind", rc=ours)
 
 
-def band(ax: Axes, values: Tensor, label: str, colour: str | None = None, first: int = 1) -> Axes:
-    """The median over samples of `values` (iterations, batch) against the iteration, with the 10–90 % range."""
-    v = values.double().cpu()
-    n = torch.arange(first, first + len(v))
-    low, mid, high = torch.nanquantile(v, torch.tensor([0.1, 0.5, 0.9], dtype=v.dtype), dim=1)
-    (line,) = ax.plot(n.numpy(), mid.numpy(), label=label, color=colour)
-    ax.fill_between(n.numpy(), low.numpy(), high.numpy(), color=line.get_color(), alpha=0.15, linewidth=0)
-    return ax
-
-
 def digit(ax: Axes, x: Tensor, title: str = "") -> Axes:
     """One image of 784 pixels, dark on light."""
     ax.imshow(x.detach().cpu().numpy().reshape(28, 28), cmap="gray_r", vmin=0, vmax=1)
     ax.set(title=title, xticks=[], yticks=[])
     ax.grid(False)
     return ax
+
+
+def gif(fig: Figure, draw: Callable[[int], object], frames: Iterable[int], alt: str, fps: float = 5) -> str:
+    """The figure in motion as an HTML image, without JavaScript; draw(n) changes the figure to frame n."""
+    images, stream = [], io.BytesIO()
+    for n in frames:
+        draw(n)
+        fig.canvas.draw()
+        pixels = np.asarray(fig.canvas.buffer_rgba())  # type: ignore[attr-defined]
+        images.append(Image.fromarray(pixels).convert("RGB").quantize(48))
+    images[0].save(stream, "GIF", save_all=True, append_images=images[1:], duration=1000 / fps, loop=0)
+    plt.close(fig)
+    return f'<img alt="{alt}" src="data:image/gif;base64,{base64.b64encode(stream.getvalue()).decode()}">'
 
 
 def matrix(ax: Axes, M: Tensor, edges: tuple[list[int], list[int]], title: str = "") -> Axes:
@@ -156,15 +155,3 @@ def save(fig: Figure, path: Path, source: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     fig.savefig(path.with_suffix(".png"), dpi=110, metadata={"Software": None, "Description": source})
     fig.savefig(path.with_suffix(".pdf"), dpi=200, metadata={"CreationDate": None, "Subject": source})
-
-
-def movie(fig: Figure, draw: Callable[[int], object], frames: int, alt: str, fps: float = 4) -> HTML:
-    """A small film in the page: `draw(k)` changes the figure to frame k. `alt` says in words what it shows."""
-    from IPython.display import HTML
-
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "movie.gif")
-        FuncAnimation(fig, draw, frames=frames).save(path, writer=PillowWriter(fps=fps), dpi=72)  # type: ignore[arg-type]
-        data = base64.b64encode(path.read_bytes()).decode()
-    plt.close(fig)
-    return HTML(f'<img src="data:image/gif;base64,{data}" alt="{html.escape(alt)}">')  # type: ignore[no-untyped-call]

@@ -66,7 +66,7 @@ def exports(module):
 def fill(app, docname, source):
     """The index shows files that may be there or not, and short titles of the notebooks, from the README."""
     if docname in ("index", "api"):
-        rows = re.findall(r"^\| \[(\d\d) ([^]]+)\]\((\S+)\.ipynb\)", (ROOT / "README.md").read_text(), re.M)
+        rows = re.findall(r"^\| \[(\d\d[a-z]?) ([^]]+)\]\((\S+)\.ipynb\)", (ROOT / "README.md").read_text(), re.M)
         notebooks = [(f"{number} · {name[0].upper()}{name[1:]}", page) for number, name, page in rows]
         figures = sorted(path.name for path in (ROOT / "results" / "figures").glob("*.png"))
         there = {"notebooks": notebooks, "figures": figures, "playground": bool(app.config.html_extra_path)}

@@ -5,6 +5,8 @@ That the notebooks execute and that their verdicts stand is checked by nbval, on
 
 import ast
 import re
+import tomllib
+from fnmatch import fnmatch
 from pathlib import Path
 
 import nbformat
@@ -35,8 +37,15 @@ def tagged(nb, tag):
     return [cell for cell in code_cells(nb) if tag in cell.metadata.get("tags", [])]
 
 
+def number(path):
+    """00, 01, … as the title has it; a letter marks the second part of a notebook."""
+    return path.name.partition("_")[0]
+
+
 def test_they_are_ordered():
-    assert [int(p.name[:2]) for p in NOTEBOOKS] == list(range(len(NOTEBOOKS)))
+    numbers = [number(p) for p in NOTEBOOKS]
+    assert all(re.fullmatch(r"\d\d[b-z]?", n) for n in numbers)
+    assert sorted({int(n[:2]) for n in numbers}) == list(range(int(numbers[-1][:2]) + 1))
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
@@ -44,7 +53,7 @@ class TestForm:
     def test_it_opens_with_the_claim_and_its_place(self, path):
         first = read(path).cells[0]
         assert first.cell_type == "markdown"
-        assert first.source.startswith(f"# {path.name[:2]} · ")
+        assert first.source.startswith(f"# {number(path)} · ")
         assert re.search(r"Section|Appendi|Table", first.source)
         assert re.search(r"second|minute|\d s\b", first.source), "the run time"
 
@@ -71,6 +80,22 @@ class TestForm:
 
     def test_its_cells_are_short(self, path):
         assert max(len(cell.source.splitlines()) for cell in code_cells(read(path))) <= 30
+
+    def test_its_code_fits_the_page(self, path):
+        ruff = tomllib.loads((ROOT / "notebooks" / "ruff.toml").read_text())
+        if any(fnmatch(path.name, pattern) for pattern in ruff["format"].get("exclude", [])):
+            pytest.skip("still at 120 columns")
+        lines = [line for cell in code_cells(read(path)) for line in cell.source.splitlines()]
+        assert max(map(len, lines)) <= ruff["line-length"]
+
+
+@pytest.mark.parametrize("name", ["01_energies_and_flows", "02_hopfield_as_deq", "02b_the_gradient"])
+def test_it_has_three_exercises_with_solutions(name):
+    cells = {cell.id: cell.source for cell in read(ROOT / "notebooks" / f"{name}.ipynb").cells}
+    assert any("## Exercises" in source for source in cells.values())
+    for k in (1, 2, 3):
+        compile(cells[f"exercise-{k}"], name, "exec")
+        assert f"<summary>Solution of {k}</summary>" in cells[f"solution-{k}"]
 
 
 def test_coverage_misses_nothing():

@@ -12,10 +12,22 @@ from hoplib.experiment import notebooks
 
 FOLDER = Path(__file__).parent.parent / "notebooks"
 OTHER = {
-    "00_start_here": [],
-    "01_energies_and_flows": [],
-    "02_hopfield_as_deq": [],
-    "02b_the_gradient": [],
+    "00_start_here": [
+        {"layers": [784, 64, 32, 16, 10], "steps": 150, "digits": 200, "seed": 1},
+        {"layers": [784, 64, 48, 32, 16, 10], "steps": 200, "batch": 48, "digits": 150},
+    ],
+    "01_energies_and_flows": [
+        {"memories": 3, "layers": [4, 5, 3], "seeds": [4], "batch": 8, "gain": 1.5, "bias": [0.0, 0.0]},
+        {"memories": 7, "beta": 80.0, "layers": [3, 4, 4, 2], "seeds": [1, 2], "batch": 4, "step_sizes": [0.1, 1.0]},
+    ],
+    "02_hopfield_as_deq": [
+        {"depths": [2, 5], "seeds": [3], "batch": 2, "hidden": {3: [32]}, "trained_depths": [3], "train_steps": 15},
+        {"widths": [6, 7, 5, 6, 4, 3], "depths": [3, 6], "seeds": [1], "hidden": {3: [48]}, "trained_depths": []},
+    ],
+    "02b_the_gradient": [
+        {"depths": [3, 4], "depth": 4, "seeds": [5], "gain": 0.3, "batch": 2, "backward_steps": 60},
+        {"widths": [5, 6, 4, 5, 3], "depths": [5], "depth": 3, "seeds": [1], "gain": 0.4, "memory_iterations": [4, 8]},
+    ],
     #
     "03_theorem_1": [
         {"five": [3, 2, 5, 1, 2], "depths": [3, 6], "widths": [2], "seeds": [5, 6, 7, 8], "steps": 40, "batch": 2},
@@ -48,7 +60,7 @@ OTHER = {
     ],
     "05_even_odd_deq": [
         {"depths": [3, 6], "seeds": 2, "architectures": 4, "networks": 30, "sweeps": 3},
-        {"depths": [4, 5], "width": 30, "seeds": 1, "architectures": 8, "networks": 20, "sweeps": 6},
+        {"depths": [4, 5], "seeds": 1, "architectures": 8, "networks": 20, "sweeps": 6},
     ],
     "06_synchronous_waste": [
         {
@@ -81,7 +93,8 @@ OTHER = {
         {"seed": 2, "networks": 40, "images": 32, "rivals": 16, "omegas": [1.4], "gains": [4.0]},
     ],
 }
-REFUSED = [  # (notebook, parameters, the sentence)
+REFUSED = [  # notebook, parameters, the sentence
+    ("01_energies_and_flows", {"coupling": 0.5}, "two valleys"),
     ("03_theorem_1", {"five": [4, 4, 4]}, "give five sizes"),
     ("04_theorem_2", {"margin": 1.2}, "only below 1 is uniqueness certified"),
     ("06_synchronous_waste", {"pair_coupling": 0.9}, "two minima only above coupling 1"),

@@ -1,5 +1,8 @@
 """The plot functions draw on the axes that they are given and return them."""
 
+import base64
+import io
+
 import matplotlib
 
 matplotlib.use("Agg")
@@ -7,6 +10,7 @@ import matplotlib.pyplot as plt
 import pytest
 import torch
 from matplotlib.colors import to_hex
+from PIL import Image
 
 import hoplib as hop
 from hoplib import plot
@@ -36,18 +40,18 @@ def test_one_colour_has_one_meaning():
     assert {c.lower() for c in ways_of_the_playground.values()} <= {c.lower() for c in plot.COLOURS.values()}
 
 
-def test_band_draws_the_median(ax):
-    values = torch.arange(12.0).view(4, 3)
-    values[0, 2] = torch.nan  # a sample that has left
-    assert plot.band(ax, values, "sync") is ax
-    assert ax.lines[0].get_xdata().tolist() == [1, 2, 3, 4]
-    assert ax.lines[0].get_ydata().tolist() == [0.5, 4, 7, 10]
-    assert len(ax.collections) == 1
-
-
 def test_digit_and_matrix(ax):
     assert plot.digit(ax, torch.rand(784), "7") is ax
     assert ax.images[0].get_array().shape == (28, 28)
     W = hop.dense(hop.HAM([4, 3, 2], device="cpu")).W
     assert plot.matrix(ax, W, ([3], [3])) is ax
     assert len(ax.lines) == 2
+
+
+def test_gif_is_one_image_of_all_frames(ax):
+    (line,) = ax.plot([0, 1], [0, 1])
+    html = plot.gif(ax.figure, lambda n: line.set_ydata([0, n]), range(3), "a line that turns")
+    data = html.partition("base64,")[2].removesuffix('">')
+    image = Image.open(io.BytesIO(base64.b64decode(data)))
+    assert (image.format, image.n_frames) == ("GIF", 3)
+    assert 'alt="a line that turns"' in html
