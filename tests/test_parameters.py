@@ -36,15 +36,76 @@ OTHER = {
         {"widths": [5, 6, 4, 5, 3], "depths": [5], "depth": 3, "seeds": [1], "gain": 0.4, "memory_iterations": [4, 8]},
     ],
     #
-    "03_theorem_1": [],
-    "04_theorem_2": [],
-    "05_even_odd_deq": [],
-    "06_synchronous_waste": [],
+    "03_theorem_1": [
+        {"five": [3, 2, 5, 1, 2], "depths": [3, 6], "widths": [2], "seeds": [5, 6, 7, 8], "steps": 40, "batch": 2},
+        {
+            "five": [12, 20, 16, 9, 10],
+            "depths": [2, 5],
+            "widths": [4],
+            "seeds": [11],
+            "skip_seeds": 12,
+            "skip_gain": 3.0,
+        },
+    ],
+    "04_theorem_2": [
+        {
+            "depths": [3, 4],
+            "n_input": 3,
+            "width": 5,
+            "n_output": 2,
+            "seeds": 2,
+            "batch": 3,
+            "margin": 0.5,
+            "pair_coupling": 2.0,
+            "h_max": 20.0,
+            "gains": [1.0, 2.0],
+            "eo_batch": 12,
+            "relu_layers": [4, 4, 3, 2],
+            "relu_batch": 10,
+        },
+        {"depths": [2, 6], "width": 12, "seeds": 1, "margin": 0.9, "pair_coupling": 5.0, "relu_layers": [5, 6, 4]},
+    ],
+    "05_even_odd_deq": [
+        {"depths": [3, 6], "seeds": 2, "architectures": 4, "networks": 30, "sweeps": 3},
+        {"depths": [4, 5], "seeds": 1, "architectures": 8, "networks": 20, "sweeps": 6},
+    ],
+    "06_synchronous_waste": [
+        {
+            "layers": [5, 7, 6, 5],
+            "T": 5,
+            "depths": [3, 6],
+            "seeds": [7],
+            "steps": 12,
+            "pair_coupling": 2.0,
+            "gains": [1.0, 6.0],
+            "cycle_seeds": 2,
+            "train_T": 5,
+            "train_networks": 4,
+            "train_steps": 80,
+        },
+        {
+            "layers": [4, 6, 6, 6, 6, 3],
+            "T": 8,
+            "depths": [4],
+            "seeds": [1, 2],
+            "gains": [3.0],
+            "train_networks": 6,
+            "train_sizes": [8, 16, 16, 16, 4],
+            "train_steps": 120,
+        },
+    ],
     #
-    "11_over_relaxation": [],
+    "11_over_relaxation": [
+        {"seed": 1, "networks": 60, "images": 24, "rivals": 8, "omegas": [1.2, 1.45], "gains": [1.0, 3.0]},
+        {"seed": 2, "networks": 40, "images": 32, "rivals": 16, "omegas": [1.4], "gains": [4.0]},
+    ],
 }
 REFUSED = [  # notebook, parameters, the sentence
     ("01_energies_and_flows", {"coupling": 0.5}, "two valleys"),
+    ("03_theorem_1", {"five": [4, 4, 4]}, "give five sizes"),
+    ("04_theorem_2", {"margin": 1.2}, "only below 1 is uniqueness certified"),
+    ("06_synchronous_waste", {"pair_coupling": 0.9}, "two minima only above coupling 1"),
+    ("11_over_relaxation", {"omegas": [2.1]}, "between 1 and 2"),
 ]
 
 
