@@ -21,14 +21,6 @@ OTHER = {
         {"memories": 7, "beta": 80.0, "layers": [3, 4, 4, 2], "seeds": [1, 2], "batch": 4, "step_sizes": [0.1, 1.0]},
     ],
     "02_hopfield_as_deq": [
-        {
-            "depths": [2, 5],
-            "seeds": [3],
-            "batch": 2,
-            "digit_networks": [[32]],
-            "trained_depths": [3],
-            "train_steps": 15,
-        },
         {"widths": [6, 7, 5, 6, 4, 3], "depths": [3, 6], "seeds": [1], "digit_networks": [[48]], "trained_depths": []},
     ],
     "02b_the_gradient": [
