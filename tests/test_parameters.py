@@ -63,7 +63,7 @@ OTHER = {
     ],
     "06_synchronous_waste": [
         {
-            "layers": [5, 7, 6, 5],
+            "layers": [5, 7, 6, 5, 4],
             "T": 5,
             "depths": [3, 6],
             "seeds": [7],
@@ -76,7 +76,7 @@ OTHER = {
             "train_steps": 80,
         },
         {
-            "layers": [4, 6, 6, 6, 6, 3],
+            "layers": [4, 6, 6, 6, 6, 6, 3],
             "T": 8,
             "depths": [4],
             "seeds": [1, 2],
