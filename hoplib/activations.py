@@ -359,6 +359,6 @@ def get(rho: str | Activation) -> Activation:
             if getattr(type(rho), name) is getattr(Activation, name):
                 raise TypeError(f"{type(rho).__name__} must have a method {name}: see hoplib.Activation")
         return rho
-    if rho not in ALL:
+    if not isinstance(rho, str) or rho not in ALL:
         raise ValueError(f"unknown activation {rho!r}; choose from {', '.join(ALL)}, or pass an Activation")
     return ALL[rho]

@@ -323,9 +323,14 @@ def _activation(rho: object, layers: Sequence[int]) -> Activation:
 
 
 def _check_links(links: Mapping[tuple[int, int], Link], layers: Sequence[int]) -> list[tuple[int, int]]:
-    for (a, b), link in links.items():
+    if not isinstance(links, Mapping):
+        raise TypeError(f"links must map pairs of layers to links, such as {{(0, 1): Dense(W)}}, not {links!r}")
+    for pair, link in links.items():
+        if not (isinstance(pair, tuple) and len(pair) == 2 and all(type(l) is int for l in pair)):
+            raise TypeError(f"a link joins a pair of layers such as (0, 1), not {pair!r}")
+        a, b = pair
         if not isinstance(link, Link):
-            raise TypeError(f"the link {(a, b)} must be a Link such as Dense(W), not {type(link).__name__}")
+            raise TypeError(f"the link {pair} must be a Link such as Dense(W), not {type(link).__name__}")
         if not 0 <= a < b < len(layers):
             raise ValueError(f"a link joins layers a < b of 0…{len(layers) - 1}, not {(a, b)}")
         if link.sizes != (layers[a], layers[b]):

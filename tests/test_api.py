@@ -3,6 +3,7 @@
 100 examples of each kind here, 2,000 in `make attack`.
 """
 
+import json
 import math
 import re
 import traceback
@@ -271,6 +272,10 @@ def test_plans(options):
 
 def test_an_obscure_error_would_be_seen():
     """The stand-ins fail: an error from elsewhere, one without words, one that no reader understands."""
-    for call in (lambda: torch.zeros(2).view(3, "x"), lambda: int("x", 99), lambda: {}[[]], lambda: 1 / 0):
+
+    def silent():
+        raise ValueError
+
+    for call in (lambda: json.loads("x"), silent, lambda: {}[[]], lambda: 1 / 0):
         with pytest.raises((AssertionError, ZeroDivisionError)):
             answer(call)

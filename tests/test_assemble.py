@@ -1,5 +1,6 @@
 """`make paper` makes what has changed and nothing else, says what failed, and ends quietly when it is stopped."""
 
+import functools
 import json
 import os
 import re
@@ -141,7 +142,10 @@ def test_ctrl_c_prints_one_line_and_leaves_no_kernel(tmp_path):
     recipe = recipe.replace("$(BIN)/python", sys.executable)
     recipe = recipe.replace("site/assemble.py", f"{ROOT}/site/assemble.py {notebook} --build {tmp_path}/build")
     (tmp_path / "Makefile").write_text(f"paper:\n\t@{recipe}\n")
-    make = pexpect.spawn("make paper", cwd=str(tmp_path), encoding="utf-8", timeout=100, dimensions=(24, 120))
+    heard = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # tests in the background do not hear it
+    make = pexpect.spawn(
+        "make paper", cwd=str(tmp_path), encoding="utf-8", timeout=100, dimensions=(24, 120), preexec_fn=heard
+    )
     while not (tmp_path / "here").exists():
         assert make.isalive()
         time.sleep(0.05)
@@ -167,8 +171,8 @@ def test_the_page_of_all_parts(tmp_path, executions):
     parts = [assemble.Notebook(p, build) for p in sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"))]
     for part in parts:
         made.note(part, "", part.make(lambda: None), 1.0)
-    for name in ("table.csv", "summary.md"):
-        (build / name).write_text((ROOT / "results" / name).read_text())
+    for name in ("table.csv", "summary.md", "figures/settling.png"):
+        (build / name).write_bytes((ROOT / "results" / name).read_bytes())
     page = assemble.page(assemble.facts(made, parts))
     for part in parts:
         assert part.verdict().split(":")[0] in page.replace("&#39;", "'").replace("&lt;", "<").replace("&gt;", ">")
