@@ -278,7 +278,7 @@ class Effective(Activation):
         return self if l else self.base
 
     def rho(self, s: Tensor, out: Tensor | None = None) -> Tensor:
-        if out is not None and kernels.interpolate(self._grid(), GRID[1], s, out):
+        if out is not None and kernels.interpolate(self._grid, GRID[1], s, out):
             return out
         found = self.base.rho(self.base.varsigma_inv(s))
         return found if out is None else out.copy_(found)

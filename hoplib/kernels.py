@@ -286,11 +286,11 @@ def _interpolate(s: Array, table: Array, density: Any, out: Array) -> bool:
     return inside
 
 
-def interpolate(table: Array, density: float, s: Tensor, out: Tensor) -> bool:
+def interpolate(table: Callable[[], Array], density: float, s: Tensor, out: Tensor) -> bool:
     """The function of `table` at s into `out`, if the loops are for these tensors and all s are on its grid; did it?"""
     if not fit(s, out, dtypes=[torch.float32]):
         return False
-    return _interpolate(s.detach().view(-1).numpy(), table, np.float32(density), out.detach().view(-1).numpy())
+    return _interpolate(s.detach().view(-1).numpy(), table(), np.float32(density), out.detach().view(-1).numpy())
 
 
 def _serves(activation: Any, *tensors: Tensor, strided: bool = False) -> bool:

@@ -179,7 +179,7 @@ def test_what_counts_as_a_look(monkeypatch):
 @pytest.mark.parametrize("row", TRAININGS)
 @pytest.mark.parametrize("scale", [1.0, 20.0])
 def test_a_training_step_waits_for_the_device_a_few_times(monkeypatch, row, scale, request):
-    """Once for the input, 8, 16, 32, … iterations into each of two solves, between them, and for the gradient."""
+    """Once for the input, 8, 16, 32, … iterations into each of two solves, between them, for the gradient and its size."""
     usual = get_row(row)
     training = Training(Config(replace(usual, layers=SIZES[len(usual.layers)])), torch.device("cpu"))
     with torch.no_grad():
@@ -187,11 +187,12 @@ def test_a_training_step_waits_for_the_device_a_few_times(monkeypatch, row, scal
             w *= scale
     x = torch.rand(64, 784, generator=torch.Generator().manual_seed(1))
     y = torch.nn.functional.one_hot(torch.arange(64) % 10, 10).float()
+    training.omega, training.taken = 1.2, 1  # over-relaxation chooses its ω now and then, not in this step
     request.getfixturevalue("as_on_a_gpu")
     with Looks(monkeypatch) as looks:
         training.step(x, y)
     most = hop.paper.max_iter(training.net, usual.even_odd)
-    assert looks.seen.total() <= sum(solvers.FIRST_LOOK << k < most for k in range(20)) + 2 + 3 <= 9, looks.seen
+    assert looks.seen.total() <= sum(solvers.FIRST_LOOK << k < most for k in range(20)) + 2 + 4 <= 10, looks.seen
     assert looks.seen["numpy"] == 0, "no compiled loop has run"
 
 
