@@ -179,7 +179,7 @@ def test_what_counts_as_a_look(monkeypatch):
 @pytest.mark.parametrize("row", TRAININGS)
 @pytest.mark.parametrize("scale", [1.0, 20.0])
 def test_a_training_step_waits_for_the_device_a_few_times(monkeypatch, row, scale, request):
-    """Once for the input, 8, 16, 32, … iterations into each of two solves, between them, for the gradient and its size."""
+    """Once for the input, 8, 16, 32, … iterations into each of two solves, between them, and for the gradient."""
     usual = get_row(row)
     training = Training(Config(replace(usual, layers=SIZES[len(usual.layers)])), torch.device("cpu"))
     with torch.no_grad():
