@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import importlib
 import importlib.util
 import json
 import math
@@ -44,8 +45,7 @@ def ours(net: hop.Network, solver: hop.Solver, even_odd: bool) -> Way:
 
 def general(net: hop.Network, solver: str) -> Way:
     """torchdeq's solver on the synchronous update, the state a tuple of layers."""
-    from torchdeq import get_deq  # type: ignore[import-not-found]
-
+    get_deq = importlib.import_module("torchdeq").get_deq  # by name: no dependency
     W, b = [w.detach() for w in net.W], [v.detach() for v in net.b]
     rho = net.rho.rho
 
