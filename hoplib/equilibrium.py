@@ -36,13 +36,13 @@ class Backward(Protocol):
 class Adjoint:
     """Implicit differentiation: λ = g + Jᵀλ at s*, with Jᵀλ written out, then one outer product for each W_i.
 
-    Adjoint()           the first terms of its Neumann series, as many as the paper takes steps of recurrent
-                        backpropagation, and at an equilibrium the same numbers. For a sample that has not met the
-                        paper's criterion, the derivative along as many steps: RecurrentBackprop(closed_form=1e-4).
-    Adjoint(steps=k)    the first k terms, at every sample. Away from an equilibrium they may explode.
-    Adjoint(tol=1e-6)   exact, to that relative residual: by conjugate gradients or, given a solver, by iteration. A
-                        sample that is at no stable equilibrium, or is not solved in `max_iter` steps, has no such
-                        gradient: it takes that of Adjoint(), with a warning.
+    - `Adjoint()`: the first terms of its Neumann series, as many as the paper takes steps of recurrent backpropagation,
+      and at an equilibrium the same numbers. For a sample that has not met the paper's criterion, the derivative along
+      as many steps: `RecurrentBackprop(closed_form=1e-4)`.
+    - `Adjoint(steps=k)`: the first k terms, at every sample. Away from an equilibrium they may explode.
+    - `Adjoint(tol=1e-6)`: exact, to that relative residual: by conjugate gradients or, given a solver, by iteration. A
+      sample that is at no stable equilibrium, or is not solved in `max_iter` steps, has no such gradient: it takes that
+      of `Adjoint()`, with a warning.
 
     Memory does not grow with the steps. `Solution.gradients` tells how many samples took which way.
     """
