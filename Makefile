@@ -6,8 +6,8 @@ READY := $(if $(filter .venv/bin,$(BIN)),.venv/ready,own)
 # CPU=1: torch without CUDA, from the index of its makers.
 CPU ?=
 UV_VERSION := 0.13.7
-# Two single-threaded workers beat one with two threads.
-WORKERS ?= 2
+# Single-threaded workers beat one with many threads; three of them keep two cores busy while kernels start and stop.
+WORKERS ?= 3
 export OMP_NUM_THREADS ?= 1
 # Without its cached bytecode torch takes three times as long to import, in every kernel anew.
 unexport PYTHONDONTWRITEBYTECODE
@@ -38,7 +38,7 @@ lint: setup  ## style and types
 
 test: lint  ## everything that can fail, in a few minutes
 	$(BIN)/python -m pytest tests notebooks -n $(WORKERS) --dist loadscope --no-loadscope-reorder \
-		--nbval-lax --nbval-current-env --nbval-cell-timeout 120 \
+		--nbval-lax --nbval-current-env --nbval-cell-timeout 120 --durations=20 \
 		--cov=hoplib --cov-report=term-missing:skip-covered --cov-fail-under=95
 
 attack: setup  ## what takes too long for test: kills, bit flips, a full disk, two batches at once, any input; some minutes

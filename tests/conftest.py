@@ -1,5 +1,6 @@
 """Shared tiny problems. Everything is seeded; the CPU runs single-threaded so that repeats are bitwise equal."""
 
+import os
 import shutil
 
 import pytest
@@ -9,6 +10,8 @@ from hypothesis import HealthCheck, settings
 import hoplib as hop
 
 torch.set_num_threads(1)
+for name in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS"):  # a make that a test starts is no child of `make test`
+    os.environ.pop(name, None)
 for name, examples in {"test": 100, "attack": 2000}.items():
     settings.register_profile(name, deadline=None, max_examples=examples, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("test")
