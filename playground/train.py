@@ -49,7 +49,7 @@ def best_omega(net: hop.HAM, x: Tensor) -> float:
     """The ω of the over-relaxed sweep with the fewest iterations on average."""
 
     def mean(omega: float) -> float:
-        f = hop.EvenOdd(ways.relaxed(net, omega), x)
+        f = hop.EvenOdd(net, x, omega, clipped=True)
         sol = hop.iterate(f, f.start(), hop.Picard(), max_iter=MAX_ITER, tol=TOL)
         return sol.iterations.double().mean().item()
 

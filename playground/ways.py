@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +14,6 @@ import hoplib as hop
 from hoplib.paper import TOL
 
 FILE = Path(__file__).with_name("networks.safetensors")
-KAPPA = 4.0  # max |ρ''/ρ'| of ρ(s) = σ(4s − 2)
 COLOURS = {  # seaborn's "colorblind"
     "synchronous": "#0173b2",
     "even-odd": "#de8f05",
@@ -25,48 +22,13 @@ COLOURS = {  # seaborn's "colorblind"
 }
 
 
-@dataclass(frozen=True)
-class ClippedRule(hop.HamRule):
-    """s ← h + (ω − 1) clamp(h − s, −c, c) with c = −2 ln(ω − 1)/(κω): over-relaxed, but the energy never rises.
-
-    h is the minimum of the neuron's energy, and c is how far beyond it one may go from s without ending higher.
-    """
-
-    omega: float = 1.0
-    memory = True
-    plain = False
-
-    def settle(self, s: Tensor, h: Tensor, out: Tensor | None = None, r: Tensor | None = None) -> Tensor:
-        w = self.omega
-        c = -2 * math.log(w - 1) / (KAPPA * w) if w > 1 else math.inf
-        new = h + (w - 1) * (h - s).clamp(-c, c)
-        return new if out is None else out.copy_(new)
-
-
-class Relaxed(hop.HAM):
-    """A HAM whose blocks are over-relaxed, with the overshoot clipped; `omega` is set on the object."""
-
-    omega = 1.0
-
-    def rule(self, rho: hop.Activation, sole: bool) -> hop.HamRule:
-        return ClippedRule(rho, self.omega)
-
-
-def relaxed(net: hop.HAM, omega: float) -> Relaxed:
-    """The same weights, over-relaxed."""
-    twin = Relaxed(net.layers, device=net.b[0].device, dtype=net.b[0].dtype)
-    twin.load_state_dict(net.state_dict())
-    twin.omega = omega
-    return twin.requires_grad_(False)
-
-
 def ways(net: hop.HAM, x: Tensor, omega: float) -> dict[str, tuple[hop.Sweep, hop.Picard]]:
     """Name → the map and its solver."""
     return {
         "synchronous": (hop.Synchronous(net, x), hop.Picard()),
         "even-odd": (hop.EvenOdd(net, x), hop.Picard()),
         "even-odd + Anderson": (hop.EvenOdd(net, x), hop.Anderson(m=4)),
-        "over-relaxed even-odd": (hop.EvenOdd(relaxed(net, omega), x), hop.Picard()),
+        "over-relaxed even-odd": (hop.EvenOdd(net, x, omega, clipped=True), hop.Picard()),
     }
 
 
