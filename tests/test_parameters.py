@@ -24,12 +24,22 @@ OTHER = {
     ],
     "02_hopfield_as_deq": [
         {"widths": [6, 7, 5, 6, 4, 3], "depths": [3, 6], "seeds": [1], "digit_networks": [[48]], "trained_depths": []},
+        {
+            "widths": [7, 6, 6, 5, 4],
+            "depths": [2, 5],
+            "seeds": [3],
+            "batch": 3,
+            "step_sizes": [0.1, 0.25, 0.5],
+            "digit_networks": [[48], [64, 48, 32]],
+            "trained_depths": [3],
+            "train_steps": 40,
+            "test_images": 64,
+        },
     ],
     "02b_the_gradient": [
         {"depths": [3, 4], "depth": 4, "seeds": [5], "gain": 0.3, "batch": 2, "backward_steps": 60},
         {"widths": [5, 6, 4, 5, 3], "depths": [5], "depth": 3, "seeds": [1], "gain": 0.4, "memory_iterations": [4, 8]},
     ],
-    #
     "03_theorem_1": [
         {"five": [3, 2, 5, 1, 2], "depths": [3, 6], "widths": [2], "seeds": [5, 6, 7, 8], "steps": 40, "batch": 2},
         {
@@ -87,6 +97,10 @@ OTHER = {
             "train_sizes": [8, 16, 16, 16, 4],
             "train_steps": 120,
         },
+    ],
+    "11_over_relaxation": [
+        {"networks": 100, "images": 32, "rivals": 8, "omegas": [1.2, 1.4, 1.6], "gains": [1.0, 2.0]},
+        {"networks": 60, "adversary_steps": 100, "rivals": 10, "omegas": [1.1, 1.3, 1.5, 1.7], "gains": [0.5, 4.0]},
     ],
 }
 REFUSED = [  # notebook, parameters, the sentence
