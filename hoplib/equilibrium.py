@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from . import checks, paper
 from .network import EvenOdd, Network, Synchronous
-from .relaxation import OverRelaxed
+from .relaxation import automatic
 from .rules import Affine
 from .solvers import REACH, Picard, Solution, Solver, Then, conjugate_gradients, iterate, residual
 from .sweep import AdjointSweep, Layers, Sweep, Turn
@@ -271,7 +271,7 @@ def solve(
     x: Tensor,
     solver: Solver | Then | None = None,
     *,
-    even_odd: bool = False,
+    even_odd: bool | None = None,
     tol: float = paper.TOL,
     max_iter: int | None = None,
     early_stop: bool = True,
@@ -282,7 +282,8 @@ def solve(
     """The equilibrium s* of the network on the inputs x (batch, n₀), from s⁰ = 0 or from `s0` (batch, N).
 
     solver      Picard(), Anderson(m=4), OverRelaxed() or Then(…, …); its relaxation is part of the map.
-    even_odd    update even and odd layers in turn instead of all at once.
+    even_odd    True: update even and odd layers in turn; False: all at once, as with a solver alone.
+                With neither of the two the fast way for this network is taken (`relaxation.automatic`).
     tol         the relative residual that counts as convergence.
     max_iter    at most this many iterations; None: the paper's number for the depth.
     early_stop  finish each sample at tol; False: max_iter iterations for all, as the paper does.
@@ -290,7 +291,9 @@ def solve(
     backward    Adjoint(), RecurrentBackprop() or ThroughTime(): makes `state` differentiable by W, b and x.
     """
     _check_network(net)
-    solver = Picard() if solver is None else solver
+    if solver is None:
+        solver, even_odd = automatic(net) if even_odd is None else (Picard(), even_odd)
+    even_odd = False if even_odd is None else even_odd
     first = solver.first if isinstance(solver, Then) else solver
     if not hasattr(first, "init"):
         raise TypeError(f"solver must be Picard(), Anderson() or Then(…, …), not {solver!r}")
@@ -312,7 +315,7 @@ def solve(
         net.check_state(s0, len(x))
     with checks.full_precision(x):
         with torch.no_grad():
-            f = _sweep(net, x, first, even_odd)
+            f = updates(net, x, first, even_odd)
             z0 = f.start(s0)
             until = solver.at if isinstance(solver, Then) else tol
             sol = iterate(f, z0, first, max_iter=max_iter, tol=until, early_stop=early_stop, trace=trace)
@@ -354,10 +357,11 @@ def _check_network(net: object) -> None:
         raise TypeError(f"net must be a network such as hop.HAM(layers=[784, 1990, 10]), not {type(net).__name__}")
 
 
-def _sweep(net: Network, x: Tensor, solver: Solver, even_odd: bool, like: Sweep | None = None) -> Sweep:
-    """The map of these updates, with the solver's ω or the paper's."""
-    if isinstance(solver, OverRelaxed):
-        return solver.sweep(net, x, even_odd, like)
+def updates(net: Network, x: Tensor, solver: Solver, even_odd: bool, like: Sweep | None = None) -> Sweep:
+    """The map that a solver iterates: its own where it has one, or these updates with its ω or the paper's."""
+    if hasattr(solver, "sweep"):
+        own: Sweep = solver.sweep(net, x, even_odd, like)
+        return own
     omega = paper.relaxation(net, even_odd) if solver.relaxation is None else solver.relaxation
     return (EvenOdd if even_odd else Synchronous)(net, x, omega, like=like)
 
@@ -366,8 +370,8 @@ def _finish(f: Sweep, sol: Solution, then: Then, even_odd: bool, x: Tensor, tol:
     """Go on from the samples of `sol` that have met the first criterion; the sweep that the state is now one of."""
     own = even_odd if then.even_odd is None else then.even_odd
     g, z = f, sol.state
-    if own != even_odd or then.second.relaxation is not None or isinstance(then.second, OverRelaxed):
-        g = _sweep(f.net, x, then.second, own, like=f)
+    if own != even_odd or then.second.relaxation is not None or hasattr(then.second, "sweep"):
+        g = updates(f.net, x, then.second, own, like=f)
         z = g.cut(f.join(z))
     near = sol.converged.nonzero().flatten()
     end = iterate(g.restrict(near), z[near], then.second, max_iter=then.steps, tol=tol)

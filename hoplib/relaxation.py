@@ -6,6 +6,7 @@ Even-odd updates are red-black Gauss–Seidel. Over-relaxed by ω > 1 they conve
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import dataclass
 
 import torch
@@ -14,9 +15,10 @@ from torch import Tensor
 from . import checks, paper
 from .network import EvenOdd, Network
 from .solvers import Picard, iterate
-from .sweep import Sweep, check_omega
+from .sweep import Sweep, check_omega, clip
 
-FIRST_OMEGA = 1.4  # to find a few equilibria before the best ω is known
+FIRST_OMEGA = 1.05  # before the best ω is known
+FIRST_LOOK = 3  # the sweep after which it is chosen; again after twice as many, four times, and so on
 SLOWEST = 0.98  # a larger radius counts as this: one sample near a bifurcation must not choose for all
 OMEGAS = torch.arange(100, 190, dtype=torch.float64) / 100  # to choose from
 
@@ -27,7 +29,8 @@ class OverRelaxed(Picard):
 
     For a HAM with |ρ''| ≤ κρ' and any 0 < ω < 2 no half-step raises the energy, whatever the weights. Near a strict
     minimum the clip is idle and the sweeps converge linearly (Ostrowski–Reich), at best at the rate ω* − 1 (Young).
-    None takes `best_omega`, anew for every batch; for many batches of one network call that once and pass its value.
+    None chooses one ω for the batch while the sweeps go on (`Pace`), which costs nothing. For the same map in many
+    batches call `best_omega` once and pass its value.
     Caveat: both blocks are iterated, so the residual is that of the whole state. Where convergence is fast without
     it (a spectral radius below about 0.3), there is nothing to gain.
     """
@@ -37,11 +40,30 @@ class OverRelaxed(Picard):
             check_omega(self.relaxation)
 
     def sweep(self, net: Network, x: Tensor, even_odd: bool, like: Sweep | None = None) -> Sweep:
-        """The clipped map, with the best ω where none is given."""
+        """The clipped map; where no ω is given, it finds its pace."""
         if not even_odd:
             raise ValueError("OverRelaxed needs even_odd=True: synchronous updates, over-relaxed, raise the energy")
-        omega = best_omega(net, x) if self.relaxation is None else self.relaxation
-        return EvenOdd(net, x, omega, like=like, clipped=True)
+        if self.relaxation is not None:
+            return EvenOdd(net, x, self.relaxation, like=like, clipped=True)
+        f = EvenOdd(net, x, FIRST_OMEGA, like=like, clipped=True)
+        f.pace = Pace()
+        return f
+
+
+def automatic(net: Network) -> tuple[Picard, bool]:
+    """The way to settle this network when none is asked for: solver, even-odd or not.
+
+    Even-odd updates, over-relaxed where no half-step can raise the energy (a HAM whose ρ has a κ) and there is more
+    than one layer on each side: with a sole hidden layer plain even-odd updates iterate the few outputs alone, and an
+    over-relaxed sweep, which keeps the hidden layer too, costs more than it saves. A graph that is not bipartite is
+    updated at once.
+    """
+    try:
+        sides = net.even, net.odd
+    except ValueError:
+        return Picard(), False
+    clips = all(net.rule(net.rho.of(side), False).kappa is not None for side in sides if side)
+    return (OverRelaxed() if clips and len(net.hidden) > 2 else Picard()), True
 
 
 def rate(omega: Tensor, radius: Tensor) -> Tensor:
@@ -52,6 +74,50 @@ def rate(omega: Tensor, radius: Tensor) -> Tensor:
     half = (omega * omega * radius) / 2 - (omega - 1)  # λ² − 2·half·λ + (ω − 1)² = 0
     real = half.abs() > (omega - 1).abs()
     return torch.where(real, half + (half.square() - (omega - 1).square()).clamp_min(0).sqrt(), (omega - 1).abs())
+
+
+def fewest(radii: Tensor) -> float:
+    """The ω with the fewest iterations on average over samples of these radii: each takes about −1/log rate(ω)."""
+    iterations = -1 / rate(OMEGAS[:, None], radii.double().cpu().clamp(0, SLOWEST)).clamp_min(1e-6).log()
+    return float(OMEGAS[int(iterations.mean(1).argmin())])
+
+
+class Pace:
+    """Chooses the ω of over-relaxed sweeps while they go on, from how fast they converge; after Hageman and Young.
+
+    After 3, 6, 12, … sweeps: how much shorter a sample's steps have become since the last choice is its rate λ, and
+    (λ + ω − 1)² = ω² μ² λ has its μ². Where λ ≤ ω − 1 the sample is past its best ω, and votes for the present one.
+    The first sweeps may be slow for another reason, leaving a saddle: after n of them no μ² above 1 − 2/n is believed.
+    """
+
+    def __init__(self) -> None:
+        self.sweeps, self.first, self.before = (
+            0,
+            2,
+            torch.empty(0),
+        )  # `before`: the lengths of the steps in sweep `first`
+
+    @torch.no_grad()
+    def __call__(self, f: Sweep, z: Tensor, new: Tensor) -> None:
+        self.sweeps += 1
+        looks = self.sweeps // FIRST_LOOK
+        due = self.sweeps == looks * FIRST_LOOK and looks.bit_count() == 1
+        if due or self.sweeps == self.first:
+            length = torch.linalg.vector_norm(new - z, dim=1)
+        if due and len(length):
+            w, slope = f.omega, (length / self.before).double().pow(1 / (self.sweeps - self.first)).clamp(1e-6, 0.999)
+            present = slope.new_tensor(1 - (2 / w - 1) ** 2)
+            squares = torch.where(slope > w - 1, (slope + w - 1).square() / (w * w * slope), present)
+            f.omega = fewest(squares.clamp_max(1 - 2 / self.sweeps))
+            f.clips = [clip(f.omega, rule) for rule in f.rules]
+            self.first = self.sweeps + 1
+        elif self.sweeps == self.first:
+            self.before = length
+
+    def restrict(self, keep: Tensor) -> Pace:
+        part = copy(self)
+        part.before = self.before[keep] if len(self.before) else self.before
+        return part
 
 
 @torch.no_grad()
@@ -90,15 +156,12 @@ def radius(net: Network, x: Tensor, s: Tensor, steps: int = 10, start: Tensor | 
 def best_omega(net: Network, x: Tensor, samples: int = 8) -> float:
     """The ω with which the over-relaxed sweeps of this HAM need the fewest iterations on average, in theory.
 
-    From the spectral radius at the equilibria of a few samples of x: −1/log rate(ω) is, but for a factor, the number of
-    iterations. It costs as much as solving about twice as many samples. One ω serves the whole network: one for
-    every sample, from its own measured rate, was tried and does worse.
+    From the spectral radius at the equilibria of a few samples of x. It costs as much as solving about twice as many
+    samples. One ω serves the whole network: one for every sample, from its own measured rate, was tried and does worse.
     """
     net.check_input(x)
     checks.integer("samples", samples, 1)
     x = x[torch.linspace(0, len(x) - 1, min(samples, len(x))).round().long()]
-    f = EvenOdd(net, x, FIRST_OMEGA, clipped=True)
+    f = OverRelaxed(1.4).sweep(net, x, even_odd=True)
     sol = iterate(f, f.start(), Picard(), max_iter=paper.max_iter(net, True), tol=paper.TOL)
-    radii = radius(net, x, f.join(sol.state)).double().cpu().clamp(0, SLOWEST)
-    iterations = -1 / rate(OMEGAS[:, None], radii).clamp_min(1e-6).log()
-    return float(OMEGAS[int(iterations.mean(1).argmin())])
+    return fewest(radius(net, x, f.join(sol.state)))

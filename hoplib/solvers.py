@@ -44,10 +44,8 @@ class Values:
     """
 
     def __init__(self, z: Tensor, depth: int = 3) -> None:
-        self.k, self.depth = (
-            -1,
-            max(3, depth),
-        )  # k: the iteration that the newest value is of; the loop looks back on two
+        self.k = -1  # the iteration that the newest value is of
+        self.depth = max(3, depth)  # the loop looks back on two
         self.G = z.new_empty(self.depth, *z.shape)
         self.compiled = kernels.fit(z)
 
@@ -90,7 +88,10 @@ class Steps(Protocol):
 
 
 class Solver(Protocol):
-    """A way to find a fixed point: `init` starts it on a batch. Its ω, None for the paper's, is part of the map."""
+    """A way to find a fixed point: `init` starts it on a batch. Its ω, None for the paper's, is part of the map.
+
+    A solver with a map of its own has `sweep(net, x, even_odd, like)` besides, as `OverRelaxed`.
+    """
 
     @property
     def relaxation(self) -> float | None: ...

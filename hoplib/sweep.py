@@ -15,7 +15,7 @@ import math
 from collections.abc import Mapping, Sequence, Set
 from copy import copy
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
@@ -81,6 +81,14 @@ def clip(omega: float, rule: Rule) -> float:
     return -2 * math.log(omega - 1) / (rule.kappa * omega) if omega > 1 and rule.kappa > 0 else math.inf
 
 
+class Pace(Protocol):
+    """Looks at every sweep, at what went in and what came out, and may change the ω of the next ones."""
+
+    def __call__(self, f: Sweep, z: Tensor, new: Tensor) -> None: ...
+
+    def restrict(self, keep: Tensor) -> Pace: ...
+
+
 class Sweep:
     """z ↦ f(z), the state after a sweep, by blocks in the order of their turns.
 
@@ -118,6 +126,7 @@ class Sweep:
         self.sources = [sorted({of[j] for l in block.members for j, _ in self.incoming[l]}) for block in self.blocks]
         self._buffers: dict[tuple[str, int], Tensor] = {}
         self.clips = [clip(omega, rule) if clipped else math.inf for rule in self.rules]
+        self.pace: Pace | None = None
         coupled = [self.blocks[k].members for k, sources in enumerate(self.sources) if k in sources]
         if clipped and coupled:
             raise ValueError(
@@ -141,7 +150,10 @@ class Sweep:
         s = self.open(z)
         for k in range(len(self.blocks)):
             s[k] = self.half(k, s, None if out is None else self.target(k, out))
-        return torch.cat([s[k] for k in self.kept], 1) if out is None else out
+        new = torch.cat([s[k] for k in self.kept], 1) if out is None else out
+        if self.pace is not None:
+            self.pace(self, z, new)
+        return new
 
     def half(self, k: int, s: Mapping[int, Tensor], out: Tensor | None = None, lit: Set[int] | None = None) -> Tensor:
         """Block k's turn: s ← (1 − ω) s + ω · (what its neurons settle to in the field of the blocks s).
@@ -228,7 +240,7 @@ class Sweep:
     def again(self, x: Tensor) -> Sweep:
         """The same sweep for the inputs x, with the graph of autograd where that is on."""
         part = copy(self)
-        part.drive, part.batch, part._buffers = self.net.drive(x), len(x), {}
+        part.drive, part.batch, part._buffers, part.pace = self.net.drive(x), len(x), {}, None
         part.link(self.net.products())
         return part
 
@@ -238,6 +250,7 @@ class Sweep:
         part.drive = {l: d.index_select(0, keep) if d.ndim == 2 else d for l, d in self.drive.items()}
         part.rules = [rule.restrict(keep) for rule in self.rules]
         part.batch, part._buffers = len(keep), {}
+        part.pace = None if self.pace is None else self.pace.restrict(keep)
         return part
 
     # -- derivatives --------------------------------------------------------------------------------------------

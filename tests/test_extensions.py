@@ -197,7 +197,7 @@ def test_chebyshev_given_the_rate_of_picard_takes_half_its_iterations():
     """The eigenvalues of a synchronous HAM come in pairs ±λ, which is what the method wants; ‖Δ‖ falls like max λ."""
     net = hop.HAM([5, 8, 8, 3], seed=1, **DOUBLE)
     x = torch.rand(9, 5, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    plain = hop.solve(net, x, tol=1e-12, max_iter=3000, trace=True)
+    plain = hop.solve(net, x, even_odd=False, tol=1e-12, max_iter=3000, trace=True)
     last = plain.residuals[plain.iterations, range(9)] / plain.residuals[plain.iterations - 40, range(9)]
     fast = hop.solve(net, x, Chebyshev(float(last.max()) ** (1 / 40)), tol=1e-12, max_iter=3000)
     assert plain.converged.all()
@@ -247,7 +247,7 @@ def test_an_odd_cycle_is_named():
     links = {ends: hop.Dense(weights(3, 3)) for ends in ((0, 1), (1, 2), (2, 3), (1, 3))}
     net = hop.HAM([3, 3, 3, 3], links=links, **DOUBLE)
     x = torch.rand(2, 3, dtype=torch.float64)
-    assert hop.solve(net, x, tol=1e-10, max_iter=500).converged.all()
+    assert hop.solve(net, x, even_odd=False, tol=1e-10, max_iter=500).converged.all()
     with pytest.raises(ValueError, match="the layers 1–2–3–1 are linked in an odd cycle"):
         hop.solve(net, x, even_odd=True)
 
@@ -256,7 +256,7 @@ def test_blocks_of_ones_own_share_the_fixed_points():
     """A block for each layer, in any order: the asynchronous update of Remark 1."""
     net = NETWORKS["skip link"]()
     x = torch.rand(2, 5, dtype=torch.float64)
-    s = hop.solve(net, x, tol=1e-14, max_iter=3000).state
+    s = hop.solve(net, x, even_odd=False, tol=1e-14, max_iter=3000).state
     for order in ([1, 2, 3, 4], [4, 2, 1, 3]):
         f = net.sweep(x, [[l] for l in order])
         with torch.no_grad():

@@ -136,7 +136,7 @@ def test_no_graph_without_a_backward_and_no_growth_with_one():
     def saved(backward, n):
         sizes = []
         with torch.autograd.graph.saved_tensors_hooks(lambda t: sizes.append(t.numel()) or t, lambda t: t):
-            hop.solve(net, x, max_iter=n, early_stop=False, backward=backward)
+            hop.solve(net, x, even_odd=False, max_iter=n, early_stop=False, backward=backward)
         return sum(sizes)
 
     assert saved(hop.Adjoint(), 10) == saved(hop.Adjoint(), 40)
@@ -149,7 +149,7 @@ def test_no_graph_without_a_backward_and_no_growth_with_one():
 def batch_of_all_kinds(model=hop.HAM, batch=40, scale=3.0):
     """Some samples converge, some end in limit cycles."""
     net, x = tiny(model, [6, 5, 4], scale=scale, batch=batch)
-    sol = hop.solve(net, x, tol=1e-13, max_iter=400)
+    sol = hop.solve(net, x, even_odd=False, tol=1e-13, max_iter=400)
     assert 0 < int(sol.converged.sum()) < batch
     return net, x, sol
 
@@ -167,7 +167,7 @@ def test_a_solution_tells_how_many_samples_took_which_way():
     net, x, sol = batch_of_all_kinds()
     met = int((sol.residual < paper.TOL).sum())
     for backward, way in ((hop.Adjoint(), "series"), (hop.Adjoint(tol=1e-9), "exact")):
-        sol = hop.solve(net, x, tol=1e-13, max_iter=400, backward=backward)
+        sol = hop.solve(net, x, even_odd=False, tol=1e-13, max_iter=400, backward=backward)
         assert sol.gradients == {}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)
@@ -211,7 +211,7 @@ def test_a_gradient_that_overflows_is_left_out():
 def test_a_nan_that_came_with_the_loss_stays():
     net, x = tiny(hop.HAM, [6, 5, 4], scale=0.6)
     with pytest.warns(UserWarning, match="0 of 5 samples"):
-        (hop.solve(net, x, backward=hop.Adjoint()).output.sum() * torch.nan).backward()
+        (hop.solve(net, x, even_odd=False, backward=hop.Adjoint()).output.sum() * torch.nan).backward()
     assert net.b[-1].grad.isnan().all()
 
 
@@ -260,7 +260,7 @@ def test_the_default_gradient_trains_with_adam():
 def test_frozen_parameters_get_no_gradient():
     net, x = tiny(hop.HAM, [6, 5, 4], scale=0.6)
     net.W[0].requires_grad_(False)
-    hop.solve(net, x, backward=hop.Adjoint()).output.sum().backward()
+    hop.solve(net, x, even_odd=False, backward=hop.Adjoint()).output.sum().backward()
     assert net.W[0].grad is None
     assert net.W[1].grad is not None
 
@@ -348,7 +348,7 @@ def test_closed_form_of_all_or_none():
 @pytest.mark.parametrize("backward", [hop.Adjoint(steps=8), hop.RecurrentBackprop(8)], ids=repr)
 def test_a_weight_that_changes_before_the_gradient_is_an_error(backward):
     net, x = tiny(hop.HAM, [7, 6, 5], scale=0.5)
-    sol = hop.solve(net, x, backward=backward)
+    sol = hop.solve(net, x, even_odd=False, backward=backward)
     with torch.no_grad():
         net.W[1].mul_(1.5)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):

@@ -189,7 +189,7 @@ class TestStep:
         gradients = []
         for solve in (
             lambda: train.equilibrium(net, x, row, 1e-30),
-            lambda: hop.solve(net, x, early_stop=False, backward=hop.RecurrentBackprop()),
+            lambda: hop.solve(net, x, even_odd=False, early_stop=False, backward=hop.RecurrentBackprop()),
         ):
             net.zero_grad()
             sol = solve()
@@ -199,7 +199,9 @@ class TestStep:
             torch.testing.assert_close(ours, papers, rtol=1e-6, atol=1e-9)
         with torch.no_grad():
             ours = train.equilibrium(net, x, row, 1e-30).output
-            torch.testing.assert_close(ours, hop.solve(net, x, early_stop=False).output, rtol=1e-12, atol=1e-14)
+            torch.testing.assert_close(
+                ours, hop.solve(net, x, even_odd=False, early_stop=False).output, rtol=1e-12, atol=1e-14
+            )
 
     @pytest.mark.parametrize("row", [t for t in TRAININGS if t not in BEYOND])
     def test_the_gradient_of_every_row_is_the_papers(self, row):

@@ -49,8 +49,9 @@ def readout(net: Network, s: Tensor, row: Row) -> Tensor:
 
 def tuned(net: Network, row: Row, data: Data) -> Solver:
     """The row's solver; over-relaxation with the ω that suits the network best on some training images."""
-    solver = SOLVERS[row.solver]
-    return OverRelaxed(best_omega(net, data.train.x[:TUNING], TUNING)) if isinstance(solver, OverRelaxed) else solver
+    if row.solver != "over-relaxed":
+        return SOLVERS[row.solver]
+    return OverRelaxed(best_omega(net, data.train.x[:TUNING], TUNING))
 
 
 def ways(row: Row) -> dict[str, tuple[bool, Solver]]:
@@ -115,7 +116,7 @@ def cross(net: Network, row: Row, data: Data, images: int = CROSS) -> tuple[Numb
     x, label = data.test.x[:images], data.test.label[:images]
     numbers, iterations, seconds = {}, [], {}
     for name, (even_odd, solver) in ways(row).items():
-        solver = tuned(net, row, data) if isinstance(solver, OverRelaxed) else solver
+        solver = tuned(net, row, data) if name == "over-relaxed" else solver
         start = time.process_time()
         sol = solve(net, x, solver, even_odd=even_odd, tol=TOL)
         seconds[name] = time.process_time() - start

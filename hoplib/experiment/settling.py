@@ -15,8 +15,8 @@ from torch import Tensor
 
 from .. import paper
 from ..data import load_data
-from ..equilibrium import solve
-from ..network import EvenOdd, Network, Synchronous
+from ..equilibrium import solve, updates
+from ..network import Network
 from ..relaxation import OverRelaxed, best_omega
 from ..solvers import Anderson, Picard, Status, trajectory
 from .files import load_network, write
@@ -40,10 +40,7 @@ def ways(omega: float) -> dict[str, tuple[bool, Picard | Anderson]]:
 @torch.no_grad()
 def outputs(net: Network, x: Tensor, even_odd: bool, solver: Picard | Anderson) -> Tensor:
     """ρ of the output layer after each iteration, (batch, iterations, 10)."""
-    if isinstance(solver, OverRelaxed):
-        f = solver.sweep(net, x, even_odd)
-    else:
-        f = EvenOdd(net, x) if even_odd else Synchronous(net, x)
+    f = updates(net, x, solver, even_odd)
     found = trajectory(f, f.start(), solver, iterations=SHOWN)
     return torch.stack([net.rho.rho(net.layer(f.join(z), -1)) for z in found], 1)
 

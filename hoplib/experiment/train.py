@@ -65,7 +65,7 @@ def equilibrium(net: Network, x: Tensor, row: Row, tol: float, omega: float | No
     n, k = paper.max_iter(net, even_odd), paper.backward_steps(net, even_odd)
     if tol == 0:
         return solve(net, x, solver, even_odd=even_odd, early_stop=False, backward=RecurrentBackprop(k))
-    if isinstance(solver, OverRelaxed):
+    if row.solver == "over-relaxed":
         over = OverRelaxed(best_omega(net, x) if omega is None else omega)
         backward = RecurrentBackprop(k // 2, closed_form=paper.TOL)
         return solve(net, x, Then(over, over), even_odd=True, tol=tol, backward=backward)
