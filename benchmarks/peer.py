@@ -35,7 +35,7 @@ TOLERANCES = [10 ** (-e / 4) for e in range(29)]  # 1 … 1e-7
 Way = Callable[[Tensor, float], tuple[Tensor, float]]  # x, tolerance → state, evaluations of the map per image
 
 
-def ours(net: hop.Network, solver: hop.Solver, even_odd: bool) -> Way:
+def ours(net: hop.Network, solver: hop.Solver | None = None, even_odd: bool | None = None) -> Way:
     def way(x: Tensor, tol: float) -> tuple[Tensor, float]:
         sol = hop.solve(net, x, solver, even_odd=even_odd, tol=tol, max_iter=400)
         return sol.state, sol.evaluations / len(x)
@@ -106,6 +106,7 @@ def main() -> None:
             "even-odd": ours(net, hop.Picard(), True),
             "even-odd, Anderson": ours(net, hop.Anderson(), True),
             "over-relaxed": ours(net, hop.OverRelaxed(hop.best_omega(net, x[-64:])), True),
+            "by itself": ours(net),
         }
         if importlib.util.find_spec("torchdeq"):
             ways |= {f"torchdeq, {name}": general(net, name) for name in ("anderson", "broyden", "fixed_point_iter")}
