@@ -6,8 +6,8 @@ READY := $(if $(filter .venv/bin,$(BIN)),.venv/ready,own)
 # CPU=1: torch without CUDA, from the index of its makers.
 CPU ?=
 UV_VERSION := 0.13.7
-# Single-threaded workers beat one with many threads; three of them keep two cores busy while kernels start and stop.
-WORKERS ?= 3
+# Two single-threaded workers beat one with two threads.
+WORKERS ?= 2
 export OMP_NUM_THREADS ?= 1
 # Without its cached bytecode torch takes three times as long to import, in every kernel anew.
 unexport PYTHONDONTWRITEBYTECODE

@@ -282,13 +282,14 @@ def solve(
     """The equilibrium s* of the network on the inputs x (batch, n₀), from s⁰ = 0 or from `s0` (batch, N).
 
     solver      Picard(), Anderson(m=4), OverRelaxed() or Then(…, …); its relaxation is part of the map.
-    even_odd    True: update even and odd layers in turn; False: all at once, as with a solver alone.
-                With neither of the two the fast way for this network is taken (`relaxation.automatic`).
+    even_odd    True: even and odd layers take turns; False: all at once, as with a solver alone.
     tol         the relative residual that counts as convergence.
     max_iter    at most this many iterations; None: the paper's number for the depth.
     early_stop  finish each sample at tol; False: max_iter iterations for all, as the paper does.
     trace       keep every residual, (max_iter − 1, batch).
     backward    Adjoint(), RecurrentBackprop() or ThroughTime(): makes `state` differentiable by W, b and x.
+
+    With neither solver nor even_odd it takes the fast way for this network, as `relaxation.automatic` chooses.
     """
     _check_network(net)
     if solver is None:

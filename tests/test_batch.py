@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -171,7 +172,7 @@ class TestStatus:
         ham, ham_eo = (line.split() for line in text.splitlines()[1:3])
         assert ham == ["3-HAM", "missing", "missing", "failed"]
         assert ham_eo == ["3-HAM-EO", "done", "25%", "missing"]
-        assert "1 done, 1 running, 1 failed, 3 missing; about 1 min left on 2 workers" in text
+        assert re.search(r"1 done, 1 running, 1 failed, 3 missing; about \d+ min left on 2 workers", text)
         assert "seed-2.log" in text
 
     def test_make_status_understands_sizes(self, tmp_path):
@@ -301,8 +302,11 @@ def descendants(process, word):
 
 @pytest.mark.skipif(os.name != "posix", reason="kill -9")
 def test_a_batch_whose_parts_are_killed_is_completed_by_one_more_command(tmp_path):
-    """Six runs; kill -9 of a kernel, of a runner and of Snakemake itself, each while alive; then `make table` again."""
-    options = {"rows": "3-HAM-EO 3-HAM", "seeds": "0 1 2", "epochs": 3, "train_images": 3200}
+    """Three runs; kill -9 of a kernel, of a runner and of Snakemake itself, each while alive; then `make table` again.
+
+    `make attack` kills at many more instants.
+    """
+    options = {"rows": "3-HAM-EO", "seeds": "0 1 2", "epochs": 3, "train_images": 3200}
     plan = tiny_plan(tmp_path / "killed", **options)
     reference = undisturbed(tiny_plan(tmp_path / "whole", **options))
     process = make_table(plan, start_new_session=True)
@@ -310,7 +314,7 @@ def test_a_batch_whose_parts_are_killed_is_completed_by_one_more_command(tmp_pat
     try:
         wait_for(lambda: started() >= 1 and descendants(process, "ipykernel"), process)
         descendants(process, "ipykernel")[0].kill()
-        wait_for(lambda: started() >= 3 and descendants(process, "experiment.batch run"), process)
+        wait_for(lambda: started() >= 2 and descendants(process, "experiment.batch run"), process)
         descendants(process, "experiment.batch run")[0].kill()
         wait_for(lambda: descendants(process, "snakemake"), process)
         for p in descendants(process, "snakemake"):

@@ -267,10 +267,10 @@ def two_cycle():
 def test_a_cycle_is_called_a_cycle():
     net, x, s0 = two_cycle()
     for early_stop in (False, True):
-        sol = hop.solve(net, x, s0=s0, max_iter=60, early_stop=early_stop)
+        sol = hop.solve(net, x, even_odd=False, s0=s0, max_iter=60, early_stop=early_stop)
         assert sol.status.tolist() == [hop.Status.CYCLING]
     assert hop.solve(net, x, s0=s0, even_odd=True).status.tolist() == [hop.Status.CONVERGED]
-    slow = hop.solve(net, x, s0=s0, max_iter=3)
+    slow = hop.solve(net, x, even_odd=False, s0=s0, max_iter=3)
     assert slow.status.tolist() == [hop.Status.MAX_ITER], "three iterations in, it has not settled into the cycle"
 
 

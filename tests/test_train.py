@@ -401,7 +401,7 @@ class TestRun:
 
         Each kill is proven: the process was alive, it leaves no record, and the last run has less to train.
         """
-        changes = {"epochs": 4, "train_images": 19_200}
+        changes = {"epochs": 4, "train_images": 12_800}
         (undisturbed,) = run(tmp_path / "whole", data=data, **changes)
         folder = tmp_path / "killed"
         checkpoint = checkpoint_of(folder, **changes)
