@@ -53,10 +53,9 @@ class OverRelaxed(Picard):
 def automatic(net: Network) -> tuple[Picard, bool]:
     """The way to settle this network when none is asked for: solver, even-odd or not.
 
-    Even-odd updates, over-relaxed where no half-step can raise the energy (a HAM whose ρ has a κ) and there is more
-    than one layer on each side: with a sole hidden layer plain even-odd updates iterate the few outputs alone, and an
-    over-relaxed sweep, which keeps the hidden layer too, costs more than it saves. A graph that is not bipartite is
-    updated at once.
+    Even-odd updates, over-relaxed where no half-step can raise the energy (a HAM, ρ with a κ) and the state has more
+    than two layers: with a sole hidden layer plain even-odd updates iterate the few outputs alone, and an over-relaxed
+    sweep, which keeps the hidden layer too, costs more than it saves. A graph that is not bipartite is updated at once.
     """
     try:
         sides = net.even, net.odd
@@ -91,11 +90,8 @@ class Pace:
     """
 
     def __init__(self) -> None:
-        self.sweeps, self.first, self.before = (
-            0,
-            2,
-            torch.empty(0),
-        )  # `before`: the lengths of the steps in sweep `first`
+        self.sweeps, self.first = 0, 2
+        self.before = torch.empty(0)  # the lengths of the steps in sweep `first`
 
     @torch.no_grad()
     def __call__(self, f: Sweep, z: Tensor, new: Tensor) -> None:
