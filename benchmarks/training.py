@@ -46,6 +46,7 @@ from hoplib.experiment.results import ROOT, load, per_run
 from hoplib.experiment.rows import ROWS, SOLVERS, TRAININGS, Row, get_row, select
 from hoplib.experiment.run import can_compile, versions
 from hoplib.experiment.train import Training
+from hoplib.links import multiply
 from hoplib.oracle import Straightforward
 from hoplib.paper import LAYERS
 
@@ -145,14 +146,19 @@ class Recorder(TorchDispatchMode):
         self.log: list[Product] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        factors: Sequence[Tensor] = ()
         if func.overloadpacket in (torch.ops.aten.mm, torch.ops.aten.addmm):
-            a, b = (Operand(tuple(t.shape), t.stride(0) < t.stride(1)) for t in args[-2:])
+            factors = args[-2:]
+        elif func.overloadpacket == torch.ops.mkldnn._linear_pointwise:
+            factors = args[0], args[2 if func._overloadname == "binary" else 1].T
+        if factors:
+            a, b = (Operand(tuple(t.shape), t.stride(0) < t.stride(1)) for t in factors)
             self.log.append((a, b))
         return func(*args, **(kwargs or {}))
 
 
 class Products:
-    """The same products and nothing else, laid out in memory as the step has them, on preallocated buffers."""
+    """The same products and nothing else, by the same library and laid out in memory as the step has them."""
 
     def __init__(self, device: torch.device) -> None:
         self.device, self.buffers = device, dict[tuple[str, Any], Tensor]()
@@ -165,8 +171,7 @@ class Products:
     @torch.no_grad()
     def run(self, log: Sequence[Product]) -> None:
         for a, b in log:
-            out = self.buffer("out", Operand((a.shape[0], b.shape[1]), False))
-            torch.mm(self.buffer("left", a), self.buffer("right", b), out=out)
+            multiply(self.buffer("left", a), self.buffer("right", b))
 
 
 def multiply_adds(log: Sequence[Product]) -> int:

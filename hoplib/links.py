@@ -7,7 +7,10 @@ directions. A new coupling is a new class here: what it needs is `up`, `down`, `
 from __future__ import annotations
 
 import math
+import platform
 from collections.abc import Callable
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,7 +18,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.grad import conv2d_weight
 
-NARROW = 32  # a product with so few columns is twice as fast the other way round, on the CPU
+NARROW = 32  # a product with so few columns is twice as fast the other way round, with MKL
+ENOUGH = 2**20  # multiply-adds of a product that repay the longer call of oneDNN
 
 Product = Callable[..., Tensor]  # (r, h=None, out=None) ↦ h + W r, into `out` where that is given
 
@@ -73,8 +77,8 @@ class Dense(Link):
         return product(M), product(self.W)
 
     def gradients(self, r_a: Tensor, mu_b: Tensor, r_b: Tensor | None, mu_a: Tensor | None) -> list[Tensor]:
-        by_W = mu_b.T @ r_a
-        return [by_W if r_b is None or mu_a is None else by_W.addmm_(r_b.T, mu_a)]
+        by_W = multiply(mu_b.T, r_a)
+        return [by_W if r_b is None or mu_a is None else multiply(r_b.T, mu_a, by_W)]
 
     @property
     def multiply_adds(self) -> int:
@@ -86,12 +90,58 @@ def product(M: Tensor) -> Product:
     narrow, turned = M.shape[1] < NARROW, M.T
 
     def times(r: Tensor, h: Tensor | None = None, out: Tensor | None = None) -> Tensor:
-        if narrow and out is not None:
+        if narrow and out is not None and not suits_onednn(r, M):
             part = torch.mm(turned, r.T).T
             return out.copy_(part) if h is None else torch.add(h, part, out=out)
-        return torch.mm(r, M, out=out) if h is None else torch.addmm(h, r, M, out=out)
+        return multiply(r, M, h, out)
 
     return times
+
+
+def multiply(a: Tensor, b: Tensor, h: Tensor | None = None, out: Tensor | None = None) -> Tensor:
+    """h + a b, into `out` where that is given (and no gradient wanted); h has the shape of the product or of a row."""
+    if not suits_onednn(a, b):
+        return torch.mm(a, b, out=out) if h is None else torch.addmm(h, a, b, out=out)
+    found = by_onednn(a, b, h)
+    return found if out is None else out.copy_(found)
+
+
+def suits_onednn(a: Tensor, b: Tensor) -> bool:
+    """Whether a b is a product for oneDNN: a large one of float32 on a processor where that is the faster library."""
+    large = a.shape[0] * b.shape[0] * b.shape[1] >= ENOUGH and a.dtype == torch.float32 and a.device.type == "cpu"
+    return large and not torch.is_grad_enabled() and onednn()
+
+
+@cache
+def onednn() -> bool:
+    """Whether oneDNN multiplies faster here than MKL. Torch has both, and its own products take MKL.
+
+    On AMD's processors MKL leaves AVX-512 unused, and oneDNN is twice as fast. It is reached by the operator that
+    torch.compile uses, which is not a public one: unless that gives the right answers, MKL remains.
+    """
+    if torch.backends.cpu.get_cpu_capability() != "AVX512" or "AuthenticAMD" not in _processor():
+        return False
+    a, b, h = (torch.arange(n * m, dtype=torch.float32).view(n, m) for n, m in ((2, 3), (3, 4), (2, 4)))
+    try:
+        return all(torch.equal(by_onednn(a, b, t), a @ b + (0 if t is None else t)) for t in (None, h[1], h))
+    except (AttributeError, RuntimeError, TypeError):
+        return False
+
+
+def by_onednn(a: Tensor, b: Tensor, h: Tensor | None = None) -> Tensor:
+    """h + a b."""
+    linear = torch.ops.mkldnn._linear_pointwise
+    whole = h is not None and h.ndim == 2
+    found: Tensor = linear.binary(a, h, b.T, None, "add") if whole else linear(a, b.T, h, "none", [], "")
+    return found
+
+
+def _processor() -> str:
+    """What the system says of it."""
+    try:
+        return Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return platform.processor()
 
 
 class Conv(Link):

@@ -21,6 +21,7 @@ from filelock import FileLock
 
 from .. import kernels
 from ..data import Data, load_data
+from ..links import onednn
 from ..network import default_device
 from .config import Config
 from .files import RunError, read_checkpoint, save_network, sweep_up, writable, write, write_checkpoint
@@ -82,7 +83,9 @@ def versions() -> dict[str, str]:
     from .. import __version__
 
     found = {"hoplib": __version__, "torch": torch.__version__, "python": platform.python_version()}
-    return found if kernels.numba is None else {**found, "numba": kernels.numba.__version__}
+    if kernels.numba is not None:
+        found["numba"] = kernels.numba.__version__
+    return {**found, "products": "oneDNN" if onednn() else "torch"}
 
 
 def device_name(device: torch.device) -> str:
