@@ -43,7 +43,7 @@ COLOURS = {  # all but the greys and violet are of seaborn's palette "colorblind
 REST, WRONG = "#ECE133", "#A50F3C"  # an equilibrium; what should not happen: uphill, a cycle, a broken hypothesis
 
 SHARES = LogNorm(2e-5, 1)  # of the images; 2e-5 is one image of five seeds
-FIGURES = {  # file → rows, as the paper's Figures 3 and 4 have them: plain above, even-odd below
+FIGURES = {  # file → rows; Figures 3 and 4 as the paper has them: plain above, even-odd below
     "figure-3-dynamics-3-layers": [
         *("3-CHN-3-epochs", "3-CHN-DEQ", "3-HAM", "3-HAM-DEQ"),
         *("3-CHN-EO", "3-CHN-EO-DEQ", "3-HAM-EO", "3-HAM-EO-DEQ"),
@@ -51,6 +51,10 @@ FIGURES = {  # file → rows, as the paper's Figures 3 and 4 have them: plain ab
     "figure-4-dynamics-5-and-7-layers": [
         *("5-HAM", "5-HAM-DEQ", "7-HAM", "7-HAM-DEQ"),
         *("5-HAM-EO", "5-HAM-EO-DEQ", "7-HAM-EO", "7-HAM-EO-DEQ"),
+    ],
+    "dynamics-beyond-the-paper": [
+        *("3-HAM-OR", "5-HAM-OR", "7-HAM-OR", "3-ExactCHN", "3-ExactCHN-EO"),
+        *("3-ExactCHN-OR", "5-ExactCHN-OR", "7-ExactCHN-OR", "3-ExactCHN-EO-DEQ"),
     ],
 }
 
@@ -120,9 +124,9 @@ def residuals(
     return mesh
 
 
-def panels(found: Mapping[str, tuple[np.ndarray, Mapping[float, float], int]], columns: int = 4) -> Figure:
-    """A grid of `residuals`, title → (counts, criteria, images), under one colour scale."""
-    columns = min(columns, len(found))
+def panels(found: Mapping[str, tuple[np.ndarray, Mapping[float, float], int]]) -> Figure:
+    """Two rows of `residuals`, title → (counts, criteria, images), under one colour scale."""
+    columns = -(-len(found) // 2) if len(found) > 4 else len(found)
     rows = -(-len(found) // columns)
     size = (2.9 * columns + 1, 2.5 * rows + 0.3)
     fig, axes = plt.subplots(rows, columns, figsize=size, sharey=True, squeeze=False, layout="constrained")

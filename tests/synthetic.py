@@ -4,9 +4,10 @@ import numpy as np
 
 from hoplib import paper
 from hoplib.experiment.config import configure
-from hoplib.experiment.measure import BINS, CRITERIA, CROSS, RADII, WAYS
+from hoplib.experiment.measure import BINS, CRITERIA, CROSS, RADII, ways
 from hoplib.experiment.records import record_path, write_record
 from hoplib.experiment.rows import MODELS, ROWS
+from hoplib.network import HAM
 
 
 def synthetic(folder, rows=ROWS, seeds=range(5), **options):
@@ -23,7 +24,7 @@ def invent(name, config, epoch):
     row, images = config.row, config.test_images
     net = MODELS[row.model](row.layers, device="meta")
     most, work, first_layer = paper.max_iter(net, row.even_odd) - 1, net.multiply_adds(), row.layers[0] * row.layers[1]
-    limits = [paper.max_iter(net, even_odd) for even_odd, _ in WAYS.values()]
+    limits = [paper.max_iter(net, even_odd) for even_odd, _ in ways(row).values()]
     mean = row.published.iterations if row.published else 10
     mean /= 2 if row.model == "CHN" and row.even_odd and row.readout == "output" else 1
     hardness = 3 * np.random.default_rng(99).normal(size=images) + g.normal(size=images)  # the image's own first
@@ -38,7 +39,7 @@ def invent(name, config, epoch):
         "equation_error": np.full(images, -60, np.int8),
         "cross_iterations": np.stack([np.minimum(iterations[:CROSS], n - 1) for n in limits]),
     }
-    if row.model == "HAM":
+    if isinstance(net, HAM):
         arrays["spectral_radius"] = np.exp(rate[: min(images, RADII)]).astype(np.float32)
     cross = {
         way: {
@@ -48,7 +49,7 @@ def invent(name, config, epoch):
             "false_convergence": 0.0,
             "accuracy": 0.9,
         }
-        for way, found, n in zip(WAYS, arrays["cross_iterations"], limits, strict=True)
+        for way, found, n in zip(ways(row), arrays["cross_iterations"], limits, strict=True)
     }
     first = float(iterations[:1000].mean())
     test = {"test_accuracy": 0.9, "test_iterations": first, "test_not_converged": 0.0, "test_false_convergence": 0.0}
@@ -75,12 +76,14 @@ def invent(name, config, epoch):
             "training_cpu": epoch,
             "evaluation": 1,
             "evaluation_cpu": 1,
-            "cross_cpu": dict.fromkeys(WAYS, 1.0),
+            "cross_cpu": dict.fromkeys(ways(row), 1.0),
         },
     }
     numbers["criteria"]["0.0001"] = numbers["iterations_mean"]
-    if row.model == "HAM":
+    if isinstance(net, HAM):
         numbers["spectral_radius"] = {"median": 0.5, "95 %": 0.8, "max": float(arrays["spectral_radius"].max())}
+    if row.solver == "over-relaxed":
+        numbers["omega"] = 1.4
     facts = {"row": name, "seed": config.seed, "data": config.data, "epoch": epoch, "config": config.settings()}
     facts |= {"versions": {}, "device": "none", "fused": False, "threads": 1}
     return {**facts, **numbers}, arrays
