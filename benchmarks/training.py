@@ -10,9 +10,10 @@ on the same batches, at the same weights, to which the network is put back each 
 alternates with all matrix products that it makes, shape by shape, and nothing else: the share of their speed is the
 last column but one.
 
-The weights are those of seed 0 after so many epochs, where a training has left them (`make table`; of a HAM by any
-solver: nearly all equilibria are the same), else those after a few steps of training. Only the fast route's cost
+The weights are those after so many epochs, or the last before, where a training has left them (`make table`; of a HAM
+by any solver: nearly all equilibria are the same), else those after a few steps of training. Only the fast route's cost
 depends on them. Beside the whole table stands what the records say: the CPU time that their trainings took.
+Rows beyond the paper have no straightforward formulation of their own: they stand against that of the paper's base.
 With one thread on the CPU, times are CPU time: hours of an idle core. Still, neighbours on a shared machine slow its
 caches down: read the ratios.
 """
@@ -27,7 +28,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from itertools import cycle, islice
+from itertools import cycle, islice, product
 from pathlib import Path
 from typing import Any
 
@@ -42,8 +43,8 @@ from hoplib import paper
 from hoplib.experiment.config import Config
 from hoplib.experiment.files import load_network
 from hoplib.experiment.measure import readout
-from hoplib.experiment.results import ROOT, load, per_run
-from hoplib.experiment.rows import ROWS, SOLVERS, TRAININGS, Row, get_row, select
+from hoplib.experiment.results import ROOT, SEEDS, load, per_run
+from hoplib.experiment.rows import MODELS, ROWS, SOLVERS, TRAININGS, Row, get_row, select
 from hoplib.experiment.run import can_compile, versions
 from hoplib.experiment.train import Training
 from hoplib.links import multiply
@@ -52,20 +53,23 @@ from hoplib.paper import LAYERS
 
 TOLERANCE = 5e-6  # the largest relative difference of the two routes, in float64; one backward step more makes 2e-5
 SMALL = {3: (784, 24, 10), 5: (784, 24, 18, 14, 10), 7: (784, 24, 20, 16, 14, 12, 10)}
-STEPS, SEEDS, CORES = 937, 5, 2  # steps an epoch; what the projection is for
+STEPS, CORES = 937, 2  # steps an epoch; what the projection is for
 SHARE_ROUNDS = 25  # the share of matrix-product speed is the median over at least as many, for the machine is noisy
 WIDTHS = {f"× {w:g}": (784, *(int(w * n) for n in LAYERS[5][1:-1]), 10) for w in (0.25, 0.5, 1)}
 DEPTHS = {f"{d} layers": (784, *[256] * (d - 2), 10) for d in (3, 5, 7, 9)}
 BATCHES = (16, 64, 256)
+BASES = {"3-HAM-OR": "3-HAM", "5-HAM-OR": "5-HAM", "7-HAM-OR": "7-HAM", "3-ExactCHN-OR": "3-CHN"}  # row → the paper's
 
 
 # -- do both routes compute the same? ---------------------------------------------------------------------------
 
 
-def straightforward(training: Training) -> Straightforward:
-    """The straightforward route from the same weights."""
-    row = training.config.row
-    return Straightforward(deepcopy(training.net), row.even_odd, row.solver == "anderson", row.readout)
+def straightforward(training: Training, base: Row | None = None) -> Straightforward:
+    """The straightforward route from the same weights: the row's own, or that of another row."""
+    row, like = base or training.config.row, training.net.b[0]
+    net = MODELS[row.model](row.layers, device=like.device, dtype=like.dtype)
+    net.load_state_dict(training.net.state_dict())
+    return Straightforward(net, row.even_odd, row.solver == "anderson", row.readout)
 
 
 def optimizer_of(training: Training) -> tuple[list[dict[str, Any]], float]:
@@ -184,6 +188,10 @@ def backward_steps(net: hop.Network, row: Row) -> int:
     return paper.backward_steps(net, row.even_odd) // (2 if halved else 1)
 
 
+def _network(row: Row) -> tuple[str, tuple[int, ...]]:
+    return row.model, row.layers
+
+
 def gradient(net: hop.Network) -> Tensor:
     """The gradient of the last step, flat."""
     return torch.cat([p.grad.flatten() for p in net.parameters() if p.grad is not None])
@@ -220,18 +228,19 @@ class Bench:
 
     def found(self, row: Row) -> Path | None:
         """The weights of the training, or of another one of the same HAM, whose equilibria are nearly all the same."""
-        same = [n for n in TRAININGS if row.model == "HAM" == get_row(n).model and get_row(n).layers == row.layers]
-        for name in [row.training, *same]:
-            last = name in TRAININGS and self.epoch == ROWS[TRAININGS[name][-1]].epoch
-            path = self.weights / name / ("seed-0.safetensors" if last else f"seed-0-epoch-{self.epoch}.safetensors")
+        alike = [n for n in TRAININGS if row.model != "CHN" and _network(get_row(n)) == _network(row)]
+        for name, seed in product([row.training, *alike], SEEDS):
+            last = get_row(TRAININGS[name][-1]).epoch if name in TRAININGS else 0
+            part = f"seed-{seed}" + ("" if self.epoch >= last else f"-epoch-{self.epoch}")
+            path = self.weights / name / f"{part}.safetensors"
             if path.exists():
                 return path
         return None
 
-    def step(self, row: Row, size: int) -> tuple[dict[str, float], hop.Network]:
+    def step(self, row: Row, size: int, base: Row | None = None) -> tuple[dict[str, float], hop.Network]:
         """Medians of both routes and of the bare products, iterations and work of the fast one; and the network."""
         training, batches, found = self.trained(row, size)
-        slow, state, evaluations = straightforward(training), deepcopy(training.state_dict()), []
+        slow, state, evaluations = straightforward(training, base), deepcopy(training.state_dict()), []
         memory = optimizer_of(training)
         batch, log, work, bare = next(batches), list[Product](), [], Products(training.device)
         gradients = list[Tensor]()
@@ -345,6 +354,18 @@ def trainings(bench: Bench, names: Sequence[str]) -> tuple[dict[str, dict[str, f
     return found, nets
 
 
+def beyond(bench: Bench) -> dict[str, dict[str, float]]:
+    """One line for each over-relaxed row, against the straightforward formulation of the paper's base."""
+    show()
+    show("against the paper's base", *HEAD)
+    found = {}
+    for name, base in BASES.items():
+        found[name] = bench.step(get_row(name), bench.batch, get_row(base))[0]
+        show(f"{name} / {base}", *cells(found[name]))
+        bench.bar.update()
+    return found
+
+
 def whole_table(found: dict[str, dict[str, float]]) -> dict[str, float]:
     """The cost of all trainings in hours: one seed on one core by both routes, all seeds on all cores by the fast."""
     hours = {k: sum(r[k] * STEPS * r["epochs"] for r in found.values()) / 3600 for k in ("fast", "straightforward")}
@@ -352,7 +373,7 @@ def whole_table(found: dict[str, dict[str, float]]) -> dict[str, float]:
         "fast_hours": hours["fast"],
         "straightforward_hours": hours["straightforward"],
         "ratio": hours["straightforward"] / hours["fast"],
-        "projected_hours": hours["fast"] * SEEDS / CORES,
+        "projected_hours": hours["fast"] * len(SEEDS) / CORES,
     }
 
 
@@ -392,7 +413,7 @@ def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--rows", nargs="*", default=[], help="trainings, by name or prefix*; all by default")
     parser.add_argument("--warm-up", type=int, default=30, help="steps of training before the clock starts")
-    parser.add_argument("--epochs", type=int, nargs="*", default=[10], help="at the weights after so many epochs")
+    parser.add_argument("--epochs", type=int, nargs="*", default=[1, 5, 10], help="at the weights after so many")
     parser.add_argument("--weights", type=Path, default=ROOT / "results" / "weights", help="where such weights are")
     parser.add_argument("--seconds", type=float, default=0.5, help="per candidate; at least 5 rounds")
     parser.add_argument("--threads", type=int, default=1)
@@ -405,7 +426,7 @@ def options() -> argparse.Namespace:
 def measured_hours() -> dict[str, float]:
     """The CPU hours of one seed of the whole table, by the records; empty where a training has none."""
     frame = per_run(load(ROOT / "results"))
-    last = [names[-1] for names in TRAININGS.values()]
+    last = [TRAININGS[name][-1] for name in select([])]
     if not len(frame) or set(last) - set(frame.row):
         return {}
     hours = frame[frame.row.isin(last)].groupby("row").training_hours.mean().sum()
@@ -417,7 +438,7 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     names, fused = select(args.rows), can_compile()
     classified = [n for n in names if ROWS[TRAININGS[n][-1]].label in ("HAM", "HAM-EO-DEQ")]
-    units = len(args.epochs) * len(names) + len(classified) + len(WIDTHS) + len(DEPTHS) + len(BATCHES)
+    units = len(args.epochs) * (len(names) + len(BASES)) + len(classified) + len(WIDTHS) + len(DEPTHS) + len(BATCHES)
     settings = {"device": str(hop.default_device()), **versions(), "data": "mnist", "compiled": fused}
     settings |= {k: v for k, v in vars(args).items() if k not in ("rows", "json", "weights")}
     numbers: dict[str, Any] = {"settings": settings, "epochs": {}}
@@ -434,8 +455,9 @@ def main() -> None:
             show(
                 f"{len(steps)} trainings, one seed on one core: straightforward {table['straightforward_hours']:.1f} h,"
                 f" fast {table['fast_hours']:.1f} h, ratio {table['ratio']:.1f}; "
-                f"fast, {SEEDS} seeds on {CORES} cores: {table['projected_hours']:.1f} h"
+                f"fast, {len(SEEDS)} seeds on {CORES} cores: {table['projected_hours']:.1f} h"
             )
+            numbers["epochs"][bench.epoch]["beyond"] = beyond(bench)
         numbers["inference"] = inference(bench, {n: nets[n] for n in classified}, args.images)
         numbers["scaling"] = scaling(bench)
     if recorded := measured_hours():

@@ -50,3 +50,23 @@ def test_to_the_letter_is_to_the_letter(name, gain):
     value, gradients = bench.straightforward(training).gradients(x, y)
     loss = training.gradients(x, y)[2]
     assert bench.difference([loss, *(p.grad for p in net.parameters())], [value, *gradients]) < 1e-9
+
+
+def test_the_weights_are_those_of_the_epoch_or_the_last_before(tmp_path):
+    """Of the row's own training first, of any seed; of another solver's only for a HAM."""
+    bench_of = {e: bench.Bench(None, 0, 0, 64, False, tmp_path, e, None) for e in (1, 5, 10)}
+    for name in ("5-HAM/seed-2-epoch-5", "5-HAM-EO/seed-1", "3-CHN-DEQ/seed-0", "3-CHN/seed-0-epoch-1"):
+        path = tmp_path / f"{name}.safetensors"
+        path.parent.mkdir(exist_ok=True)
+        path.touch()
+
+    def found(name, epoch):
+        path = bench_of[epoch].found(get_row(name))
+        return path and f"{path.parent.name}/{path.stem}"
+
+    assert found("5-HAM", 5) == "5-HAM/seed-2-epoch-5"
+    assert found("5-HAM", 10) == found("5-HAM-OR", 10) == "5-HAM-EO/seed-1"
+    assert found("3-CHN-DEQ", 10) == found("3-CHN-DEQ", 5) == "3-CHN-DEQ/seed-0"  # it ends after 4
+    assert found("3-CHN", 1) == "3-CHN/seed-0-epoch-1"
+    assert found("3-CHN", 10) is None
+    assert found("3-CHN-EO", 10) is None
