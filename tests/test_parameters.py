@@ -76,20 +76,20 @@ OTHER = {
     "06_synchronous_waste": [
         {
             "layers": [5, 7, 6, 5, 4],
-            "T": 5,
+            "times": 5,
             "depths": [3, 6],
             "seeds": [7],
             "steps": 12,
             "pair_coupling": 2.0,
             "gains": [1.0, 6.0],
             "cycle_seeds": 2,
-            "train_T": 5,
+            "unrolled": 5,
             "train_networks": 4,
             "train_steps": 80,
         },
         {
             "layers": [4, 6, 6, 6, 6, 6, 3],
-            "T": 8,
+            "times": 8,
             "depths": [4],
             "seeds": [1, 2],
             "gains": [3.0],
