@@ -98,6 +98,10 @@ OTHER = {
             "train_steps": 120,
         },
     ],
+    "10_explore": [
+        {"depth": 3, "images": 200, "sample": 2},
+        {"depth": 5, "gain": 0.9, "images": 150, "omegas": [1.0, 1.2, 1.4, 1.6]},
+    ],
     "11_over_relaxation": [
         {"networks": 100, "images": 32, "rivals": 8, "omegas": [1.2, 1.4, 1.6], "gains": [1.0, 2.0]},
         {"networks": 60, "adversary_steps": 100, "rivals": 10, "omegas": [1.1, 1.3, 1.5, 1.7], "gains": [0.5, 4.0]},
@@ -108,6 +112,7 @@ REFUSED = [  # notebook, parameters, the sentence
     ("03_theorem_1", {"five": [4, 4, 4]}, "give five sizes"),
     ("04_theorem_2", {"margin": 1.2}, "only below 1 is uniqueness certified"),
     ("06_synchronous_waste", {"pair_coupling": 0.9}, "two minima only above coupling 1"),
+    ("10_explore", {"depth": 4}, "3, 5 and 7 layers"),
     ("11_over_relaxation", {"omegas": [2.1]}, "between 1 and 2"),
 ]
 
