@@ -81,6 +81,11 @@ class TestForm:
         assert any("image/png" in o.get("data", {}) for o in outputs)
         assert path.stat().st_size < 3_000_000
 
+    def test_its_paths_work_from_any_folder(self, path):
+        nodes = [n for cell in code_cells(read(path)) for n in ast.walk(ast.parse(cell.source))]
+        strings = [n.value for n in nodes if isinstance(n, ast.Constant) and isinstance(n.value, str)]
+        assert not [s for s in strings if s in (".", "..") or s.startswith(("./", "../", "/"))]
+
     def test_its_cells_are_short(self, path):
         assert max(len(cell.source.splitlines()) for cell in code_cells(read(path))) <= 30
 
