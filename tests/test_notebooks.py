@@ -9,7 +9,10 @@ import tomllib
 from pathlib import Path
 
 import nbformat
+import papermill
 import pytest
+
+from hoplib.experiment import notebooks
 
 ROOT = Path(__file__).parent.parent
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
@@ -59,6 +62,9 @@ class TestForm:
         for statement in ast.parse(cell.source).body:
             assert isinstance(statement, ast.Assign)
             ast.literal_eval(statement.value)
+        listed = papermill.inspect_notebook(str(path))
+        assert list(listed) == list(notebooks.defaults(path)), "papermill lists them all"
+        assert all(name.islower() for name in listed)
 
     def test_it_ends_with_an_asserted_verdict(self, path):
         nb = read(path)
@@ -75,6 +81,11 @@ class TestForm:
         assert any("image/png" in o.get("data", {}) for o in outputs)
         assert path.stat().st_size < 3_000_000
 
+    def test_its_paths_work_from_any_folder(self, path):
+        nodes = [n for cell in code_cells(read(path)) for n in ast.walk(ast.parse(cell.source))]
+        strings = [n.value for n in nodes if isinstance(n, ast.Constant) and isinstance(n.value, str)]
+        assert not [s for s in strings if s in (".", "..") or s.startswith(("./", "../", "/"))]
+
     def test_its_cells_are_short(self, path):
         assert max(len(cell.source.splitlines()) for cell in code_cells(read(path))) <= 30
 
@@ -84,13 +95,20 @@ class TestForm:
         assert max(map(len, lines)) <= ruff["line-length"]
 
 
-@pytest.mark.parametrize("name", ["01_energies_and_flows", "02_hopfield_as_deq", "02b_the_gradient"])
-def test_it_has_three_exercises_with_solutions(name):
-    cells = {cell.id: cell.source for cell in read(ROOT / "notebooks" / f"{name}.ipynb").cells}
-    assert any("## Exercises" in source for source in cells.values())
+@pytest.mark.parametrize("path", [p for p in NOTEBOOKS if "01" <= number(p) <= "06"], ids=lambda p: p.stem)
+def test_it_has_three_exercises_with_solutions(path):
+    """Three questions, then for each of them the code that answers it, with what it printed, and the folded answer."""
+    cells = {cell.id: cell for cell in read(path).cells}
+    (questions,) = [c.source.partition("## Exercises")[2] for c in cells.values() if "## Exercises" in c.source]
+    assert re.findall(r"^\*\*(\d)\b", questions, re.M) == ["1", "2", "3"]
+    assert questions.count("?") >= 3
+    order = [id for id in cells if re.fullmatch(r"(exercise|solution)-\d", id)]
+    assert order == [f"{part}-{k}" for k in (1, 2, 3) for part in ("exercise", "solution")]
     for k in (1, 2, 3):
-        compile(cells[f"exercise-{k}"], name, "exec")
-        assert f"<summary>Solution of {k}</summary>" in cells[f"solution-{k}"]
+        exercise = cells[f"exercise-{k}"]
+        assert "assert" in exercise.source
+        assert any(o.get("name") == "stdout" for o in exercise.outputs)
+        assert f"<summary>Solution of {k}</summary>" in cells[f"solution-{k}"].source
 
 
 def test_the_claims_miss_nothing():

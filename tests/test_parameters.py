@@ -76,20 +76,20 @@ OTHER = {
     "06_synchronous_waste": [
         {
             "layers": [5, 7, 6, 5, 4],
-            "T": 5,
+            "times": 5,
             "depths": [3, 6],
             "seeds": [7],
             "steps": 12,
             "pair_coupling": 2.0,
             "gains": [1.0, 6.0],
             "cycle_seeds": 2,
-            "train_T": 5,
+            "unrolled": 5,
             "train_networks": 4,
             "train_steps": 80,
         },
         {
             "layers": [4, 6, 6, 6, 6, 6, 3],
-            "T": 8,
+            "times": 8,
             "depths": [4],
             "seeds": [1, 2],
             "gains": [3.0],
@@ -97,6 +97,10 @@ OTHER = {
             "train_sizes": [8, 16, 16, 16, 4],
             "train_steps": 120,
         },
+    ],
+    "10_explore": [
+        {"depth": 3, "images": 200, "sample": 2},
+        {"depth": 5, "gain": 0.9, "images": 150, "omegas": [1.0, 1.2, 1.4, 1.6]},
     ],
     "11_over_relaxation": [
         {"networks": 100, "images": 32, "rivals": 8, "omegas": [1.2, 1.4, 1.6], "gains": [1.0, 2.0]},
@@ -108,6 +112,7 @@ REFUSED = [  # notebook, parameters, the sentence
     ("03_theorem_1", {"five": [4, 4, 4]}, "give five sizes"),
     ("04_theorem_2", {"margin": 1.2}, "only below 1 is uniqueness certified"),
     ("06_synchronous_waste", {"pair_coupling": 0.9}, "two minima only above coupling 1"),
+    ("10_explore", {"depth": 4}, "3, 5 and 7 layers"),
     ("11_over_relaxation", {"omegas": [2.1]}, "between 1 and 2"),
 ]
 
