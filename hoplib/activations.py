@@ -268,8 +268,8 @@ class Effective(Activation):
                 f"Effective(ρ) needs a ρ whose ς is a bijection, shifted-sigmoid or tanh; not {self.base!r}"
             )
         self.name = f"effective {self.base.name}"
-        s = torch.linspace(-20, 20, 400_001, dtype=torch.float64, device="cpu", requires_grad=True)
-        with torch.enable_grad():
+        with torch.inference_mode(False), torch.enable_grad():
+            s = torch.linspace(-20, 20, 400_001, dtype=torch.float64, device="cpu", requires_grad=True)
             log_drho = 2 * self.base.log_drho(s) - torch.log(1 - s * self.base.dlog_drho(s))  # at h = ς(s)
             (by_s,) = torch.autograd.grad(log_drho.sum(), s)
         self.kappa = 1.000001 * float((by_s * self.base.dvarsigma_inv(s.detach())).abs().max())

@@ -10,8 +10,10 @@ from numbers import Integral, Real
 from typing import Any, ParamSpec, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch._C._functorch import is_legacy_batchedtensor  # of autograd.grad(…, is_grads_batched=True)
 from torch.autograd import forward_ad
+from torch.nn.utils.parametrize import is_parametrized
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -51,10 +53,18 @@ def choice(name: str, value: Any, choices: Iterable[str]) -> str:
 def ordinary(*tensors: Tensor) -> None:
     """No tensor of torch.func's transforms or of forward-mode differentiation: what they carry along would be lost."""
     for t in tensors:
-        if torch.func.debug_unwrap(t, recurse=False) is not t:
+        if torch.func.debug_unwrap(t, recurse=False) is not t or is_legacy_batchedtensor(t):
             raise RuntimeError("solve does not support torch.func and vmap: give it a batch, and use .backward()")
         if forward_ad.unpack_dual(t).tangent is not None:  # type: ignore[no-untyped-call]
             raise RuntimeError("solve does not support forward-mode differentiation: use .backward()")
+
+
+def own_weights(module: nn.Module) -> None:
+    """No weight that torch makes of others, by a parametrization or by a hook (prune): its gradient would be lost."""
+    for part in module.modules():
+        if is_parametrized(part) or part._forward_pre_hooks:
+            kind = type(part).__name__
+            raise TypeError(f"the weights of a {kind} are made of others: only ThroughTime() differentiates that")
 
 
 def autocast(t: Tensor) -> bool:

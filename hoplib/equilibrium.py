@@ -208,33 +208,44 @@ class _Implicit(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, z_star, state, residual, *_ = ctx.saved_tensors
+        checks.ordinary(grad)
+        x, z_star, state, residual, *parameters = ctx.saved_tensors
         with torch.no_grad(), checks.full_precision(x):
             turns = ctx.how.turns(ctx.f, z_star, state, residual, grad)
             found = ctx.f.net.pullback(turns, x, ctx.needs_input_grad[5])
+            bad = _overflow(turns, grad)
+            if found[2] is not None:
+                bad |= ~found[2].isfinite().all(1)
             ctx.ways.clear()
-            if not grad.is_meta and not bool(torch.cat(found[1]).isfinite().all()):
-                turns, ctx.ways["left out"] = _finite(turns, state, grad)
+            if not grad.is_meta and bool(bad.any()):
+                bad &= grad.isfinite().all(1) | ~state.isfinite().all(1)  # a NaN that came with `grad` alone stays
+                turns, ctx.ways["left out"] = _without(bad, turns)
                 found = ctx.f.net.pullback(turns, x, ctx.needs_input_grad[5])
             ctx.ways.update({t.way: len(grad if t.rows is None else t.rows) for t in turns})
         by_links, by_b, by_x = found
         gradients = [by_x, *by_links, *by_b]
-        if torch.is_grad_enabled() and grad.requires_grad:
-            gradients = list(_Once.apply(grad, *gradients))
+        if torch.is_grad_enabled():  # create_graph=True
+            before = grad, x, *parameters
+            gradients = list(_Once.apply(len(before), *before, *gradients))
         return None, None, None, None, None, *gradients
 
 
-def _finite(turns: list[Turn], state: Tensor, grad: Tensor) -> tuple[list[Turn], int]:
-    """The turns without the samples that overflowed, and their number. A NaN that came with `grad` alone stays."""
-    bad = grad.new_zeros(len(grad), dtype=torch.bool)
-    rows = [torch.arange(len(grad), device=grad.device) if t.rows is None else t.rows for t in turns]
-    for t, i in zip(turns, rows, strict=True):
-        for part in (*t.r.values(), *t.mu.values()):
-            bad[i] |= ~part.isfinite().all(1)
-    bad &= grad.isfinite().all(1) | ~state.isfinite().all(1)
+def _overflow(turns: list[Turn], grad: Tensor) -> Tensor:
+    """(batch,) bool: the samples whose part of the gradient, sums of products of μ and r, may be no number."""
+    bad, none, terms = grad.new_zeros(len(grad), dtype=torch.bool), grad.new_zeros(()), 2.0 * len(grad) * len(turns)
+    for t in turns:
+        r, mu = (sum((part.abs().amax(1) for part in layers.values()), none) for layers in (t.r, t.mu))
+        hit = ~torch.isfinite(terms * mu * (1 + r))
+        bad = bad | hit if t.rows is None else bad.index_put((t.rows,), hit | bad[t.rows])
+    return bad
+
+
+def _without(bad: Tensor, turns: list[Turn]) -> tuple[list[Turn], int]:
+    """The turns without these samples, and the number of these."""
     warnings.warn(f"the gradient of {int(bad.sum())} of {len(bad)} samples overflows: left out", stacklevel=2)
     found = []
-    for t, i in zip(turns, rows, strict=True):
+    for t in turns:
+        i = torch.arange(len(bad), device=bad.device) if t.rows is None else t.rows
         keep = (~bad[i]).nonzero().flatten()
         r, mu = ({l: part[keep] for l, part in layers.items()} for layers in (t.r, t.mu))
         found.append(Turn(r, mu, i[keep], t.way))
@@ -242,11 +253,11 @@ def _finite(turns: list[Turn], state: Tensor, grad: Tensor) -> tuple[list[Turn],
 
 
 class _Once(torch.autograd.Function):
-    """Gradients, as they are; they have no derivative."""
+    """Gradients, as they are, that depend on the `n` tensors before them; they have no derivative."""
 
     @staticmethod
-    def forward(ctx: Any, grad: Tensor, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        return gradients
+    def forward(ctx: Any, n: int, *tensors: Tensor | None) -> tuple[Tensor | None, ...]:
+        return tensors[n:]
 
     @staticmethod
     def backward(ctx: Any, *_: Tensor) -> tuple[Tensor, ...]:
@@ -308,6 +319,8 @@ def solve(
     checks.number("tol", tol, RESIDUAL)
     if backward is not None and not isinstance(backward, ThroughTime) and not hasattr(backward, "turns"):
         raise TypeError(f"backward must be Adjoint(), RecurrentBackprop() or ThroughTime(), not {backward!r}")
+    if backward is not None and not isinstance(backward, ThroughTime):
+        checks.own_weights(net.links)
     if isinstance(x, Tensor):
         checks.ordinary(x, *net.parameters())
         x = x.to(net.b[0].dtype) if checks.autocast(x) else x  # as in any layer that autocast leaves as it is

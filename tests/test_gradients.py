@@ -208,6 +208,23 @@ def test_a_gradient_that_overflows_is_left_out():
     assert all(p.grad.isfinite().all() for p in net.parameters())
 
 
+@pytest.mark.parametrize("backward", [hop.Adjoint(), hop.Adjoint(steps=8), hop.Adjoint(tol=1e-6)], ids=repr)
+@pytest.mark.parametrize("rho", ["shifted-sigmoid", "tanh", "hard-sigmoid", "relu"])
+def test_no_gradient_is_infinite(model, even_odd, rho, backward):
+    """Untrained networks, weights and losses of any size: also where r and μ are numbers, but their product is none."""
+    x = torch.rand(7, 12, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    for scale in (1.0, 1e3, 1e12):
+        for size in (1.0, 1e30, 3e37):
+            net, _ = tiny(model, [12, 11, 10, 9], scale=scale, dtype=torch.float32, rho=rho)
+            x.grad = None
+            sol = hop.solve(net, x, even_odd=even_odd, backward=backward)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                (size * sol.output).sum().backward()
+            assert all(t.grad.isfinite().all() for t in (x, *net.parameters())), (scale, size)
+            assert sum(sol.gradients.values()) == 7
+
+
 def test_a_nan_that_came_with_the_loss_stays():
     net, x = tiny(hop.HAM, [6, 5, 4], scale=0.6)
     with pytest.warns(UserWarning, match="0 of 5 samples"):

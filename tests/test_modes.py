@@ -11,6 +11,7 @@ import torch
 from conftest import tiny
 from torch import nn
 from torch.autograd import forward_ad
+from torch.nn.utils import parametrize, prune
 
 import hoplib as hop
 
@@ -74,6 +75,7 @@ def test_in_inference_mode_it_is_the_same_without_a_graph(layer):
     layer, x = layer
     with torch.inference_mode():
         found = layer(x)
+        hop.ExactCHN(LAYERS, device="cpu")
     assert found.is_inference()
     assert torch.equal(found, layer(x))
 
@@ -132,12 +134,61 @@ def test_second_derivatives_are_those_of_through_time_or_refused():
         return by_x
 
     torch.testing.assert_close(penalty(hop.Adjoint(tol=1e-13)), penalty(hop.ThroughTime()))
-    with pytest.raises(RuntimeError, match=r"have no second derivatives; ThroughTime\(\) has them"):
-        penalty(hop.Adjoint()).sum().backward()
+    for backward in (hop.Adjoint(), hop.Adjoint(tol=1e-13), hop.RecurrentBackprop()):
+        with pytest.raises(RuntimeError, match=SECOND):
+            penalty(backward).sum().backward()
     assert torch.autograd.gradgradcheck(
         lambda x: hop.solve(net, x, even_odd=False, max_iter=80, backward=hop.ThroughTime()).output,
         x.detach().requires_grad_(),
     )
+
+
+SECOND = r"have no second derivatives; ThroughTime\(\) has them"
+
+
+def test_a_penalty_is_never_left_out_in_silence(layer):
+    """Its gradient by x does not depend on the gradient that comes in, which is constant, but on x and the weights."""
+    layer, x = layer
+    x.requires_grad_()
+    for by in (x, layer.net.W[1]):
+        y = layer(x)
+        (slope,) = torch.autograd.grad(y.sum(), by, create_graph=True)
+        with pytest.raises(RuntimeError, match=SECOND):
+            (y.sum() + slope.square().sum()).backward()
+    with pytest.raises(RuntimeError, match=SECOND):
+        torch.autograd.functional.hessian(lambda x: layer(x).sum(), x)
+
+
+def test_a_batch_of_gradients_is_refused(layer):
+    layer, x = layer
+    with pytest.raises(RuntimeError, match=r"does not support torch\.func and vmap"):
+        torch.autograd.functional.jacobian(layer, x, vectorize=True)
+    assert torch.autograd.functional.jacobian(layer, x).shape == (5, 3, 5, 6)
+
+
+class Triple(nn.Module):
+    def forward(self, W):
+        return 3 * W
+
+
+def test_weights_that_are_made_of_others_have_a_gradient_through_time_or_none(layer):
+    """A parametrization, or a hook: the gradient by W would be taken for that by what W is made of."""
+    net, x = layer[0].net, layer[1]
+    pruned = copy.deepcopy(net)
+    prune.l1_unstructured(pruned.links[0], "W", 0.5)
+    parametrize.register_parametrization(net.links[1], "W", Triple())
+    for made in (net, pruned):
+        hop.solve(made, x)
+        for backward in (hop.Adjoint(), hop.RecurrentBackprop()):
+            with pytest.raises(TypeError, match=r"are made of others: only ThroughTime\(\)"):
+                hop.solve(made, x, backward=backward)
+    options = {"even_odd": True, "max_iter": 100}
+    (found,) = torch.autograd.grad(
+        hop.solve(net, x, backward=hop.ThroughTime(), **options).output.sum(), net.links[1].parametrizations.W.original
+    )
+    parametrize.remove_parametrizations(net.links[1], "W")
+    (plain,) = torch.autograd.grad(hop.solve(net, x, backward=hop.Adjoint(), **options).output.sum(), net.links[1].W)
+    torch.testing.assert_close(found, 3 * plain, rtol=1e-3, atol=1e-4)
 
 
 def test_a_compiled_model_runs_the_layer_as_it_is(layer):
