@@ -50,6 +50,24 @@ def choice(name: str, value: Any, choices: Iterable[str]) -> str:
     raise ValueError(f"unknown {name} {value!r}; choose from {', '.join(known)}")
 
 
+def able(name: str, value: Any, method: str, wanted: str) -> None:
+    """An object with that method. A class is none: its parentheses were forgotten."""
+    if isinstance(value, type) or not hasattr(value, method):
+        raise TypeError(f"{name} must be {wanted}, not {value!r}")
+
+
+def precision(dtype: Any) -> None:
+    if dtype not in (torch.float32, torch.float64):
+        raise TypeError(f"dtype must be torch.float32 or torch.float64, not {dtype!r}")
+
+
+def weights(name: str, value: Any, dimensions: int, wanted: str) -> None:
+    """A tensor of numbers that can be learned, with so many dimensions."""
+    if not (isinstance(value, Tensor) and value.is_floating_point() and value.ndim == dimensions):
+        given = f"a tensor {tuple(value.shape)} of {value.dtype}" if isinstance(value, Tensor) else repr(value)
+        raise TypeError(f"{name} must be {wanted}, not {given}")
+
+
 def ordinary(*tensors: Tensor) -> None:
     """No tensor of torch.func's transforms or of forward-mode differentiation: what they carry along would be lost."""
     for t in tensors:
@@ -78,10 +96,16 @@ def full_precision(t: Tensor) -> AbstractContextManager[Any]:
 
 
 def uncompiled(function: Callable[P, T]) -> Callable[P, T]:
-    """Inside a model that torch.compile compiles, the function runs as it is: its loops depend on their numbers."""
+    """Inside a model that torch.compile compiles, the function runs as it is: its loops depend on their numbers.
+
+    So there is nothing to trace or to export.
+    """
 
     @wraps(function)
     def run(*args: P.args, **kwargs: P.kwargs) -> T:
+        exporting = torch.compiler.is_compiling() and not torch.compiler.is_dynamo_compiling()
+        if exporting or torch._C._get_tracing_state():
+            raise RuntimeError("a solve cannot be traced or exported: how long it goes on depends on the numbers")
         if torch.compiler.is_compiling():  # torch.compiler.disable would import the compiler: seconds, for everyone
             return torch.compiler.disable(function)(*args, **kwargs)  # type: ignore[no-any-return, no-untyped-call]
         return function(*args, **kwargs)

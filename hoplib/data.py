@@ -37,8 +37,7 @@ class Split:
 
         The generator is a CPU generator whatever the device, so that a seed means the same order everywhere.
         """
-        if not 1 <= size <= len(self):
-            raise ValueError(f"the batch size must lie between 1 and {len(self)}, the size of the split; not {size}")
+        checks.integer("the batch size", size, 1, len(self))
         order = torch.arange(len(self)) if generator is None else torch.randperm(len(self), generator=generator)
         for i in order.to(self.x.device)[: len(self) // size * size].view(-1, size):
             yield self.x[i], self.y[i]
@@ -128,6 +127,7 @@ def load_data(
     `root` is the folder of the files: by default $HOPLIB_DATA, else the repository's data/ or what pip
     installed. `download=True` fetches EMNIST (560 MB) once; nothing else in hoplib uses the network.
     """
+    checks.precision(dtype)
     source = SOURCES[checks.choice("data set", name, SOURCES)]
     folder = _root(root) / source.folder
     if download and source.url and not all((folder / f).exists() for f in source.files.values()):

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from . import checks, paper
-from .network import EvenOdd, Network, Synchronous
+from .network import EvenOdd, Network, Synchronous, check_network
 from .relaxation import automatic
 from .rules import Affine
-from .solvers import REACH, Picard, Solution, Solver, Then, conjugate_gradients, iterate, residual
+from .solvers import REACH, SOLVER, Picard, Solution, Solver, Then, conjugate_gradients, iterate, residual
 from .sweep import AdjointSweep, Layers, Sweep, Turn
 
 RESIDUAL = "a relative residual of at least 0"
@@ -59,8 +59,8 @@ class Adjoint:
                 raise ValueError("Adjoint takes a number of steps, or a tol (and a solver) to be exact; not both")
         if self.tol is not None:
             checks.number("tol", self.tol, RESIDUAL)
-        if self.solver is not None and not hasattr(self.solver, "init"):
-            raise TypeError(f"Adjoint's solver must be Picard() or Anderson(), not {self.solver!r}")
+        if self.solver is not None:
+            checks.able("Adjoint's solver", self.solver, "init", SOLVER)
         checks.integer("max_iter", self.max_iter, 1)
 
     def turns(self, f: Sweep, z_star: Tensor, state: Tensor, residual: Tensor, grad: Tensor) -> list[Turn]:
@@ -207,6 +207,7 @@ class _Implicit(torch.autograd.Function):
         return state.clone() if state is z_star else state
 
     @staticmethod
+    @checks.uncompiled
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         checks.ordinary(grad)
         x, z_star, state, residual, *parameters = ctx.saved_tensors
@@ -302,13 +303,12 @@ def solve(
 
     With neither solver nor even_odd it takes the fast way for this network, as `relaxation.automatic` chooses.
     """
-    _check_network(net)
+    check_network(net)
     if solver is None:
         solver, even_odd = automatic(net) if even_odd is None else (Picard(), even_odd)
     even_odd = False if even_odd is None else even_odd
     first = solver.first if isinstance(solver, Then) else solver
-    if not hasattr(first, "init"):
-        raise TypeError(f"solver must be Picard(), Anderson() or Then(…, …), not {solver!r}")
+    checks.able("solver", first, "init", SOLVER)
     if isinstance(backward, ThroughTime) and not isinstance(solver, Picard):
         raise ValueError(f"ThroughTime unrolls Picard steps; it cannot follow {solver!r}. Use Adjoint() instead.")
     if isinstance(solver, Then) and not early_stop:
@@ -317,9 +317,8 @@ def solve(
         checks.flag(name, value)
     max_iter = paper.max_iter(net, even_odd) if max_iter is None else checks.integer("max_iter", max_iter, 1)
     checks.number("tol", tol, RESIDUAL)
-    if backward is not None and not isinstance(backward, ThroughTime) and not hasattr(backward, "turns"):
-        raise TypeError(f"backward must be Adjoint(), RecurrentBackprop() or ThroughTime(), not {backward!r}")
     if backward is not None and not isinstance(backward, ThroughTime):
+        checks.able("backward", backward, "turns", "Adjoint(), RecurrentBackprop() or ThroughTime()")
         checks.own_weights(net.links)
     if isinstance(x, Tensor):
         checks.ordinary(x, *net.parameters())
@@ -356,19 +355,15 @@ class Layer(nn.Module):
         self, net: Network, solver: Solver | Then | None = None, *, backward: Backward | None = None, **options: Any
     ) -> None:
         super().__init__()
-        _check_network(net)
-        self.net, self.solver, self.options = net, solver, {"backward": backward or Adjoint(), **options}
+        check_network(net)
+        backward = Adjoint() if backward is None else backward
+        self.net, self.solver, self.options = net, solver, {"backward": backward, **options}
 
     def forward(self, x: Tensor) -> Tensor:
         return solve(self.net, x, self.solver, **self.options).output
 
     def extra_repr(self) -> str:
         return ", ".join([f"solver={self.solver!r}", *(f"{name}={value!r}" for name, value in self.options.items())])
-
-
-def _check_network(net: object) -> None:
-    if not isinstance(net, Network):
-        raise TypeError(f"net must be a network such as hop.HAM(layers=[784, 1990, 10]), not {type(net).__name__}")
 
 
 def updates(net: Network, x: Tensor, solver: Solver, even_odd: bool, like: Sweep | None = None) -> Sweep:

@@ -18,6 +18,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.grad import conv2d_weight
 
+from . import checks
+
 NARROW = 32  # a product with so few columns is twice as fast the other way round, with MKL
 ENOUGH = 2**20  # multiply-adds of a product that repay the longer call of oneDNN
 
@@ -56,6 +58,7 @@ class Dense(Link):
 
     def __init__(self, W: Tensor) -> None:
         super().__init__()
+        checks.weights("a dense link's W", W, 2, "a matrix (n_b × n_a)")
         self.W = nn.Parameter(W)
         self.sizes = (W.shape[1], W.shape[0])
 
@@ -149,7 +152,10 @@ class Conv(Link):
 
     def __init__(self, W: Tensor, image: tuple[int, int], stride: int = 1, padding: int = 0) -> None:
         super().__init__()
-        self.W = nn.Parameter(W)  # (channels of b, channels of a, height, width)
+        checks.weights("a convolution's W", W, 4, "of shape (channels of b, channels of a, height, width)")
+        for name, value, least in (("stride", stride, 1), ("padding", padding, 0)):
+            checks.integer(name, value, least)
+        self.W = nn.Parameter(W)
         self.options: dict[str, Any] = {"stride": stride, "padding": padding}
         self.a = (W.shape[1], *image)
         self.b = tuple(functional.conv2d(W.new_empty(1, *self.a), W, **self.options).shape[1:])

@@ -19,9 +19,9 @@ CHUNK = 1 << 16  # on the CPU a parameter is updated piece by piece, so that a p
 class Madam(Optimizer):
     """p ← p · exp(−lr · ĝ · sign p), clamped to ±p_scale · rms(p₀); ĝ = g/√v̂ clamped to ±g_bound.
 
-    v̂ is the bias-corrected running mean of g² (decay β). A weight never changes its sign, and a weight that is
-    exactly 0 stays 0. `fused=True` compiles the update into one pass over memory (torch.compile, which needs a C++
-    compiler on the CPU): the same numbers to rounding.
+    v̂ is the bias-corrected running mean of g² (decay β). A weight never changes its sign, but a rate of tens may round
+    it to 0, and a weight that is exactly 0 stays 0. `fused=True` compiles the update into one pass over memory
+    (torch.compile, which needs a C++ compiler on the CPU): the same numbers to rounding.
     """
 
     def __init__(
@@ -34,15 +34,16 @@ class Madam(Optimizer):
         p_scale: float = 1024.0,
         fused: bool = False,
     ) -> None:
-        for name, value in {"lr": lr, "g_bound": g_bound, "p_scale": p_scale}.items():
-            checks.number(name, value, "a positive number", above=True)
-        checks.number("beta", beta, "a number from 0 to less than 1", most=math.nextafter(1, 0))
         checks.flag("fused", fused)
         self.fused = torch.compile(update, dynamic=True) if fused else None
         super().__init__(params, {"lr": lr, "beta": beta, "g_bound": g_bound, "p_scale": p_scale})
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """More parameters (the constructor's come this way too), each with the bound of its weights as they are now."""
+        values = {**self.defaults, **param_group} if isinstance(param_group, dict) else self.defaults
+        for name in ("lr", "g_bound", "p_scale"):
+            checks.number(name, values[name], "a positive number", above=True)
+        checks.number("beta", values["beta"], "a number from 0 to less than 1", most=math.nextafter(1, 0))
         super().add_param_group(param_group)
         group = self.param_groups[-1]
         for p in group["params"]:

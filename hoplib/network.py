@@ -16,7 +16,7 @@ from . import activations, checks, paper
 from .activations import Activation, Effective, PerLayer
 from .links import Dense, Link, Product
 from .rules import ChnRule, HamRule, Rule
-from .sweep import Block, Layers, Sweep, Turn
+from .sweep import Block, Layers, Sweep, Turn, check_omega, check_relaxation
 
 MOST = 1_000_000  # neurons in a layer: more is a slip of the pen
 
@@ -47,7 +47,7 @@ class Network(nn.Module):
     ) -> None:
         super().__init__()
         self.layers = check_layers(layers)
-        _check_dtype(dtype)
+        checks.precision(dtype)
         device = default_device() if device is None else torch.device(device)
         if not isinstance(seed, torch.Generator):
             seed = torch.Generator("cpu").manual_seed(checks.integer("seed", seed, 0, 2**63 - 1))
@@ -65,7 +65,7 @@ class Network(nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         """What .to(), .half() and the like do to the parameters."""
-        _check_dtype(fn(self.b[0].detach()[:0]).dtype)
+        checks.precision(fn(self.b[0].detach()[:0]).dtype)
         return super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
 
     # -- the state ----------------------------------------------------------------------------------------------
@@ -98,7 +98,7 @@ class Network(nn.Module):
     def layer(self, s: Tensor, l: int) -> Tensor:
         """Layer l of a state; −1 is the output layer. A view."""
         n = len(self.layers)
-        if not (1 <= l < n or -n < l < 0):
+        if l not in [*range(1 - n, 0), *range(1, n)]:
             raise IndexError(f"the state has layers 1…{n - 1} (or −{n - 1}…−1), not {l}; layer 0 is the input x")
         return s[:, self.all.slices[l % n]]
 
@@ -129,6 +129,7 @@ class Network(nn.Module):
 
     def drive(self, x: Tensor) -> Layers:
         """b + U ρ(x), constant during a solve: (batch, n_l) where the input is linked to, the bias (n_l) elsewhere."""
+        self.check_kind(x)
         drive: Layers = {l: self.b[l - 1] for l in self.hidden}
         r = self.rho.at(0).rho(x)
         for a, b, link in self.graph():
@@ -150,6 +151,7 @@ class Network(nn.Module):
         clipped: bool = False,
     ) -> Sweep:
         """The map that gives one block after the other its turn. The share of x in the field is taken from `like`."""
+        (check_omega if clipped else check_relaxation)(omega)
         rules = [self.rule(self.rho.of(block), len(blocks) == 1) for block in blocks]
         drive, products = (self.drive(x), None) if like is None else (like.drive, like.products)
         return Sweep(self, drive, blocks, rules, omega, products, batch=len(x), clipped=clipped)
@@ -157,6 +159,7 @@ class Network(nn.Module):
     def field(self, s: Tensor, x: Tensor) -> Tensor:
         """h = W ρ(s) + b + U ρ(x): the bracket of Eqs. (5) and (6)."""
         f = self.sweep(x, [self.hidden])
+        self.check_state(s, len(x))
         return f.field(0, self.split(self.rho.rho(s)))
 
     # -- the equations ------------------------------------------------------------------------------------------
@@ -175,10 +178,9 @@ class Network(nn.Module):
         For certificates ("the energy did not rise") use float64: in float32 the rounding of E hides small steps.
         """
         self.check_input(x)
-        self.check_state(s, len(x))
-        r = self.rho.rho(s)
+        h, r = self.field(s, x), self.rho.rho(s)
         drive = torch.cat([d.expand(len(x), -1) for d in self.drive(x).values()], 1)
-        return (self.rule(self.rho, True).energy(s) - r * (self.field(s, x) + drive) / 2).sum(1)
+        return (self.rule(self.rho, True).energy(s) - r * (h + drive) / 2).sum(1)
 
     def pullback(
         self, turns: Sequence[Turn], x: Tensor, wants_x: bool = False
@@ -219,15 +221,19 @@ class Network(nn.Module):
 
     def check_input(self, x: Tensor) -> None:
         """Raise an error that names the problem unless x is a finite (batch, n₀) tensor like the weights."""
+        self.check_kind(x)
+        if not x.is_meta and not bool(x.isfinite().all()):
+            bad = (~x.isfinite()).any(1).nonzero().flatten().tolist()
+            raise ValueError(f"x has non-finite values in {len(bad)} of {len(x)} samples (the first: {bad[0]})")
+
+    def check_kind(self, x: Tensor) -> None:
+        """The same, without a look at its values."""
         n = self.layers[0]
         if not isinstance(x, Tensor) or x.layout != torch.strided:
             raise TypeError(f"x must be a dense torch tensor of shape (batch, {n}), not {_kind(x)}")
         if x.ndim != 2 or x.shape[1] != n:
             raise ValueError(f"x must have shape (batch, {n}) for layers={list(self.layers)}, not {tuple(x.shape)}")
         _check_like("x", x, self.b[0])
-        if not x.is_meta and not bool(x.isfinite().all()):
-            bad = (~x.isfinite()).any(1).nonzero().flatten().tolist()
-            raise ValueError(f"x has non-finite values in {len(bad)} of {len(x)} samples (the first: {bad[0]})")
 
     def check_state(self, s: Tensor, batch: int) -> None:
         """Raise an error that names the problem unless s is a (batch, N) tensor like the weights."""
@@ -236,6 +242,9 @@ class Network(nn.Module):
         if s.shape != (batch, self.N):
             raise ValueError(f"a state must have shape ({batch}, {self.N}), not {tuple(s.shape)}")
         _check_like("the state", s, self.b[0])
+
+    def forward(self, x: Tensor) -> Tensor:
+        raise NotImplementedError("a network is solved by hop.solve(net, x); in a torch model it is hop.Layer(net)")
 
     def extra_repr(self) -> str:
         return f"layers={list(self.layers)}, rho={self.rho!r}"
@@ -278,11 +287,6 @@ class ExactCHN(HAM):
 
     def output(self, s: Tensor) -> Tensor:
         return self.base.varsigma_inv(self.layer(s, -1))
-
-
-def _check_dtype(dtype: torch.dtype) -> None:
-    if dtype not in (torch.float32, torch.float64):
-        raise TypeError(f"dtype must be torch.float32 or torch.float64, not {dtype}")
 
 
 def two_colours(ends: Sequence[tuple[int, int]], hidden: Sequence[int]) -> dict[int, int]:
@@ -350,6 +354,11 @@ def check_layers(layers: Sequence[int]) -> tuple[int, ...]:
     return tuple(layers)
 
 
+def check_network(net: object) -> None:
+    if not isinstance(net, Network):
+        raise TypeError(f"net must be a network such as hop.HAM(layers=[784, 1990, 10]), not {type(net).__name__}")
+
+
 def _kind(t: object) -> str:
     return f"a tensor of layout {t.layout}" if isinstance(t, Tensor) else type(t).__name__
 
@@ -363,6 +372,7 @@ def _check_like(name: str, t: Tensor, w: Tensor) -> None:
 
 def Synchronous(net: Network, x: Tensor, relaxation: float = 1.0, *, like: Sweep | None = None) -> Sweep:
     """s ↦ (1 − ω) s + ω f(s, x): Eq. (5) for a CHN, Eq. (6) for a HAM. With ω the step size, it is forward Euler."""
+    check_network(net)
     return net.sweep(x, [net.hidden], relaxation, like=like)
 
 
@@ -373,5 +383,6 @@ def EvenOdd(
 
     `clipped`: over-relaxation (ω > 1) stops short of where it could raise the energy (`hop.OverRelaxed`).
     """
+    check_network(net)
     blocks = sorted([net.even, net.odd], key=lambda block: net.hidden[-1] in block)
     return net.sweep(x, blocks, relaxation, like=like, clipped=clipped)

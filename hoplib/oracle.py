@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from . import paper
-from .network import CHN, Network
+from . import links, paper
+from .network import CHN, Network, check_network
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,10 @@ class Dense:
 
 
 def dense(net: Network) -> Dense:
-    """All of the network's matrices, as the paper prints them."""
+    """All of the network's matrices, as the paper prints them. Its layers must be a chain."""
+    check_network(net)
+    if net.ends != list(pairwise(range(len(net.layers)))) or not all(isinstance(l, links.Dense) for l in net.links):
+        raise ValueError(f"the paper's matrices are those of a chain of dense links; this network has {net.ends}")
     at, N = net.all.slices, net.N
     W = net.W[0].new_zeros(N, N)
     for i in net.hidden[:-1]:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from . import checks, paper
-from .network import EvenOdd, Network
+from .network import EvenOdd, Network, check_network
 from .solvers import Picard, iterate
 from .sweep import Sweep, check_omega, clip
 
@@ -155,6 +155,7 @@ def best_omega(net: Network, x: Tensor, samples: int = 8) -> float:
     From the spectral radius at the equilibria of a few samples of x. It costs as much as solving about twice as many
     samples. One ω serves the whole network: one for every sample, from its own measured rate, was tried and does worse.
     """
+    check_network(net)
     net.check_input(x)
     checks.integer("samples", samples, 1)
     x = x[torch.linspace(0, len(x) - 1, min(samples, len(x))).round().long()]

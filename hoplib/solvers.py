@@ -17,6 +17,7 @@ from torch import Tensor
 from . import checks, kernels
 from .network import Network
 from .paper import TOL
+from .sweep import check_relaxation
 
 
 class Status(IntEnum):
@@ -99,6 +100,9 @@ class Solver(Protocol):
     def init(self, z: Tensor) -> Steps: ...
 
 
+SOLVER = "a solver such as Picard() or Anderson()"
+
+
 @dataclass(frozen=True)
 class Picard:
     """Picard iteration, z ← (1 − ω) z + ω f(z), with the relaxation factor ω.
@@ -111,7 +115,8 @@ class Picard:
     depth: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
-        _check_relaxation(self.relaxation)
+        if self.relaxation is not None:
+            check_relaxation(self.relaxation)
 
     def init(self, z: Tensor) -> Picard:
         return self  # it remembers nothing
@@ -143,7 +148,8 @@ class Anderson:
     safeguard: bool = True
 
     def __post_init__(self) -> None:
-        _check_relaxation(self.relaxation)
+        if self.relaxation is not None:
+            check_relaxation(self.relaxation)
         checks.integer("Anderson's window m", self.m, 1)
         checks.number("Anderson's regularisation mu", self.mu, "a number of at least 0")
         checks.integer("Anderson's plain_steps", self.plain_steps, 0)
@@ -217,8 +223,7 @@ class Then:
 
     def __post_init__(self) -> None:
         for name, solver in (("first", self.first), ("second", self.second)):
-            if not hasattr(solver, "init"):
-                raise ValueError(f"Then's {name} must be a solver such as Picard() or Anderson(), not {solver!r}")
+            checks.able(f"Then's {name}", solver, "init", SOLVER)
         checks.number("at", self.at, "a relative residual above 0", above=True)
         checks.integer("Then's steps", self.steps, 1)
         if self.even_odd is not None:
@@ -227,11 +232,6 @@ class Then:
     @property
     def relaxation(self) -> float | None:
         return self.first.relaxation
-
-
-def _check_relaxation(w: float | None) -> None:
-    if w is not None:
-        checks.number("relaxation", w, "positive (1: none, below 1: damping)", above=True)
 
 
 @dataclass
@@ -291,7 +291,9 @@ def _assign(target: Tensor, where: Tensor, source: Tensor) -> None:
 def trajectory(f: FixedPointMap, z: Tensor, solver: Solver | None = None, *, iterations: int) -> Tensor:
     """The map values f¹, f², … (iterations, batch, size) by the plain loop: the oracle of `iterate`."""
     checks.integer("iterations", iterations, 1)
-    steps, found = (solver or Picard()).init(z), []
+    solver = Picard() if solver is None else solver
+    checks.able("solver", solver, "init", SOLVER)
+    steps, found = solver.init(z), []
     values = Values(z, steps.depth)
     for _ in range(iterations):
         found.append(values.evaluate(f, z).clone())
@@ -319,6 +321,7 @@ def iterate(
     """
     checks.integer("max_iter", max_iter, 1)
     checks.number("tol", tol, "a relative residual of at least 0")
+    checks.able("solver", solver, "init", SOLVER)
     steps = solver.init(z)
     values, account = Values(z, steps.depth), Account(z, max_iter, tol, early_stop, trace)
     for _ in range(max_iter):

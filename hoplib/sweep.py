@@ -57,6 +57,10 @@ class Turn:
     way: str = "steps"  # how μ was found: along steps; at rest, by a series; at rest, exactly
 
 
+def check_relaxation(omega: float) -> None:
+    checks.number("relaxation", omega, "positive (1: none, below 1: damping)", above=True)
+
+
 def check_omega(omega: float) -> None:
     """Raise an error unless over-relaxation by ω converges near a minimum (Ostrowski–Reich)."""
     checks.number(

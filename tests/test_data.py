@@ -58,7 +58,7 @@ def test_batches_are_shuffled_by_their_generator_and_drop_the_rest(mnist):
     assert torch.equal(x, mnist.test.x[:3])
     assert y.argmax(1).tolist() == [7, 2, 1]
     for size in (0, 10_001):
-        with pytest.raises(ValueError, match="between 1 and 10000"):
+        with pytest.raises(ValueError, match="from 1 to 10000"):
             next(mnist.test.batches(size))
 
 

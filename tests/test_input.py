@@ -104,7 +104,6 @@ def test_options(options, error, message):
         (lambda: hop.Anderson(m=True), "window m must be an integer"),
         (lambda: hop.Anderson(safeguard="yes"), "safeguard must be True or False"),
         (lambda: hop.Picard("fast"), "relaxation must be positive"),
-        (lambda: hop.Then(hop.Picard(), "anderson"), "Then's second must be a solver"),
         (lambda: hop.Then(hop.Picard(), hop.Anderson(), at=0), "a relative residual above 0"),
         (lambda: hop.Adjoint(tol=-1.0), "tol must be"),
         (lambda: hop.Then(hop.Picard(), hop.Anderson(), even_odd="no"), "even_odd must be True or False, not 'no'"),
@@ -127,6 +126,11 @@ def test_options(options, error, message):
         (lambda: configure("3-HAM", layers=[784, 10**11, 10]), "from 1 to 1000000"),
         (lambda: configure("3-HAM", tol="0"), "tol must be a number from 0"),
         (lambda: configure("3-HAM", data=None), "unknown data set None"),
+        (lambda: hop.EvenOdd(NET, X, float("nan")), "relaxation must be positive"),
+        (lambda: hop.Synchronous(NET, X, "fast"), "relaxation must be positive"),
+        (lambda: next(hop.Split(X, X, X).batches(True)), "the batch size must be an integer from 1 to 5, not True"),
+        (lambda: hop.Conv(torch.zeros(2, 1, 2, 2), (4, 4), stride=-1), "stride must be an integer of at least 1"),
+        (lambda: hop.dense(hop.HAM([3, 2, 2], links={(0, 2): hop.Dense(torch.zeros(2, 3))})), "a chain of dense links"),
         (lambda: hop.iterate(None, torch.zeros(1, 1), hop.Picard(), max_iter=0, tol=1e-4), "max_iter must be"),
         (lambda: hop.iterate(None, torch.zeros(1, 1), hop.Picard(), max_iter=5, tol=None), "tol must be"),
         (lambda: hop.trajectory(None, torch.zeros(1, 1), iterations="5"), "iterations must be an integer"),
@@ -153,7 +157,22 @@ class NoSlope(hop.Activation):
         (lambda: hop.HAM([3, 2], links={(0, 1): torch.zeros(2, 3)}), r"the link \(0, 1\) must be a Link .* not Tensor"),
         (lambda: hop.solve("net", X), "net must be a network such as .* not str"),
         (lambda: hop.Layer(None), "net must be a network such as .* not NoneType"),
-        (lambda: hop.Adjoint(solver="anderson"), "Adjoint's solver must be Picard.. or Anderson.., not 'anderson'"),
+        (lambda: hop.Adjoint(solver="anderson"), "Adjoint's solver must be a solver such as .* not 'anderson'"),
+        (lambda: hop.Then(hop.Picard(), "anderson"), "Then's second must be a solver"),
+        (lambda: hop.solve(NET, X, hop.Anderson), r"solver must be .* Anderson\(\), not <class .*Anderson'>"),
+        (lambda: hop.solve(NET, X, backward=hop.Adjoint), r"backward must be Adjoint\(\), .* not <class .*Adjoint'>"),
+        (lambda: hop.iterate(None, torch.zeros(1, 1), None, max_iter=5, tol=0), "solver must be a solver .* not None"),
+        (lambda: hop.trajectory(None, torch.zeros(1, 1), hop.Picard, iterations=2), "solver must be a solver"),
+        (lambda: hop.EvenOdd(None, X), "net must be a network such as"),
+        (lambda: hop.best_omega("net", X), "net must be a network such as"),
+        (lambda: hop.dense(X), "net must be a network such as"),
+        (lambda: hop.Synchronous(NET, X.tolist()), "x must be a dense torch tensor"),
+        (lambda: NET.step(NET.zeros(5), X.long()), r"x has dtype torch\.int64"),
+        (lambda: NET.flow(None, X), "a state must be a dense torch tensor"),
+        (lambda: hop.Dense([[1.0]]), r"W must be a matrix \(n_b × n_a\), not \[\[1.0\]\]"),
+        (lambda: hop.Dense(torch.zeros(2)), r"not a tensor \(2,\) of torch\.float32"),
+        (lambda: hop.Conv(torch.zeros(2, 2), (4, 4)), "W must be of shape .channels of b"),
+        (lambda: hop.load_data("mnist", dtype=1.5), r"dtype must be torch\.float32 or torch\.float64, not 1\.5"),
         (lambda: NET.energy(torch.zeros(5, 11).numpy(), X), "a state must be a dense torch tensor .* not ndarray"),
         (lambda: NET.energy(torch.zeros(5, 11).to_sparse(), X), "a state must be a dense torch tensor"),
     ],
@@ -173,6 +192,10 @@ def test_parameters_that_come_later_have_their_bound():
     optimizer = hop.Madam([first], p_scale=10.0)
     optimizer.add_param_group({"params": [second], "p_scale": 5.0})
     assert [optimizer.state[p]["bound"] for p in (first, second)] == [10.0, 10.0]
+    for name, value in {"lr": float("nan"), "beta": 2, "g_bound": None, "p_scale": "1"}.items():
+        with pytest.raises(ValueError, match=f"{name} must be a"):
+            optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(1))], name: value})
+    assert len(optimizer.param_groups) == 2
     (first + second).sum().backward()
     optimizer.step()
     assert second[0] < 2

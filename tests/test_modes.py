@@ -124,6 +124,21 @@ def test_forward_mode_is_refused(layer):
         layer(forward_ad.make_dual(x, x))
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit:FutureWarning")
+def test_it_is_neither_traced_nor_exported(layer):
+    layer, x = layer
+    for call in (lambda: torch.jit.trace(layer, (x,)), lambda: torch.export.export(layer, (x,))):
+        with pytest.raises(RuntimeError, match="a solve cannot be traced or exported"):
+            call()
+
+
+def test_a_network_is_no_layer_by_itself(layer):
+    net, x = layer[0].net, layer[1]
+    for module in (net, torch.compile(net, backend="eager")):
+        with pytest.raises(NotImplementedError, match=r"in a torch model it is hop\.Layer\(net\)"):
+            module(x)
+
+
 def test_second_derivatives_are_those_of_through_time_or_refused():
     net, x = tiny(hop.HAM, [4, 3, 2], scale=0.6, batch=2)
     x.requires_grad_()
