@@ -29,8 +29,9 @@ class OverRelaxed(Picard):
 
     For a HAM with |ρ''| ≤ κρ' and any 0 < ω < 2 no half-step raises the energy, whatever the weights. Near a strict
     minimum the clip is idle and the sweeps converge linearly (Ostrowski–Reich), at best at the rate ω* − 1 (Young).
-    None chooses one ω for the batch while the sweeps go on (`Pace`), which costs nothing. For the same map in many
-    batches call `best_omega` once and pass its value.
+    None chooses one ω for the batch while the sweeps go on (`Pace`), which costs nothing; a sample's way to its
+    equilibrium, and the last digits of the answer, then depend on the others. For the same map in many batches, or
+    answers that do not, call `best_omega` once and pass its value.
     Caveat: both blocks are iterated, so the residual is that of the whole state. Where convergence is fast without
     it (a spectral radius below about 0.3), there is nothing to gain.
     """

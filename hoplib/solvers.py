@@ -316,8 +316,9 @@ def iterate(
     With `early_stop` a sample is finished when its residual falls below tol; finished samples are dropped from the
     batch whenever a quarter of it is finished, with the answers of the moment they finished. Without, all samples take
     max_iter iterations, and nothing in the loop waits for the device. A sample's answer depends on the company it was
-    in by rounding only. What the map or the solver makes of rounding is another matter: between several equilibria, an
-    Anderson without safeguard may end in one or in another, or meet the criterion in none.
+    in by rounding only, unless the map looks at all of them (OverRelaxed() chooses one ω for the batch). What the map
+    or the solver makes of rounding is another matter: between several equilibria, an Anderson without safeguard may end
+    in one or in another, or meet the criterion in none.
     """
     checks.integer("max_iter", max_iter, 1)
     checks.number("tol", tol, "a relative residual of at least 0")
@@ -355,10 +356,12 @@ def conjugate_gradients(
     Mr = M(r)
     p, Mp, rr = r, Mr, (r * Mr).sum(1)
     solved = _norm(Mr) <= tol * _norm(mu)
-    running = ~solved
-    for _ in range(max_iter):
-        if not bool(running.any()):
-            break
+    running, look = ~solved, FIRST_LOOK if kernels.waits(r) else 0
+    for k in range(max_iter):
+        if k >= look:
+            if not bool(running.any()):
+                break
+            look *= 2
         q = p - K(Mp)
         curvature = (Mp * q).sum(1)
         running &= curvature > 0

@@ -17,6 +17,7 @@ import signal
 import sys
 import tempfile
 import time
+import warnings
 from pathlib import Path
 
 import torch
@@ -36,6 +37,7 @@ def start(folder, before=lambda: None):
     """A training in a process of its own, which first calls `before`."""
 
     def work():
+        warnings.simplefilter("ignore")  # that all records are there already
         before()
         try:
             run(folder, data=DATA, **CHANGES)

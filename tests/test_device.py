@@ -196,6 +196,32 @@ def test_a_training_step_waits_for_the_device_a_few_times(monkeypatch, row, scal
     assert looks.seen["numpy"] == 0, "no compiled loop has run"
 
 
+@pytest.mark.parametrize("backward", [hop.Adjoint(), hop.Adjoint(tol=1e-9), hop.RecurrentBackprop()], ids=repr)
+@pytest.mark.parametrize("solver", [None, hop.Picard(), hop.Anderson()], ids=repr)
+def test_a_step_of_ones_own_waits_a_few_times_too(as_on_a_gpu, monkeypatch, solver, backward):
+    """Over-relaxation looks after 3, 6, 12, … sweeps besides, and counts on the host; conjugate gradients after 8, …"""
+    net, x = tiny(hop.HAM, [40, 60, 40, 30, 20, 10], batch=64)
+    optimizer = hop.Madam(net.parameters())
+    with Looks(monkeypatch) as looks:
+        sol = hop.solve(net, x, solver, even_odd=None if solver is None else True, backward=backward)
+        sol.output.square().sum().backward()
+        optimizer.step()
+    paces = looks.seen["cpu"]  # then two reads on the host, which wait for nobody
+    assert paces <= 6
+    assert looks.seen.total() - 2 * paces <= 18, looks.seen
+
+
+def test_conjugate_gradients_that_look_rarely_find_the_same(monkeypatch):
+    net, x = tiny(hop.HAM, [12, 11, 10, 9, 8], batch=8)
+    s = hop.solve(net, x, even_odd=True, tol=1e-12, max_iter=500).state
+    found = []
+    for waits in (False, True):
+        monkeypatch.setattr(kernels, "waits", lambda _, answer=waits: answer)
+        found.append(hop.Adjoint(tol=1e-9).exact(hop.EvenOdd(net, x), s, s))
+    for here, there in zip(*found, strict=True):
+        torch.testing.assert_close(here, there, rtol=1e-7, atol=1e-9)
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_cuda_agrees_with_the_cpu(model, even_odd):
     net, x = tiny(model, [7, 30, 20, 5], scale=0.6, batch=50)

@@ -160,6 +160,18 @@ def test_an_answer_does_not_depend_on_its_company():
         torch.testing.assert_close(alone.state[0], whole.state[i], rtol=1e-12, atol=1e-13)
 
 
+@pytest.mark.parametrize("scale", [1.0, 2.0])
+def test_what_the_company_changes_where_the_batch_chooses_the_omega(scale):
+    """Other iterations, and an answer within what the tolerance leaves open; the equilibrium is the same."""
+    net, x = tiny(hop.HAM, [20, 40, 30, 20, 10], scale=scale, batch=63)
+    options = {"tol": 1e-6, "max_iter": 2000}
+    together, parts = hop.solve(net, x, **options), [hop.solve(net, part, **options) for part in x.split(7)]
+    state, iterations = (torch.cat([getattr(p, name) for p in parts]) for name in ("state", "iterations"))
+    assert together.converged.all()
+    assert not torch.equal(iterations, together.iterations)
+    assert (hop.residual(state, together.state) < 1e-4).all()
+
+
 def test_it_works_in_two_stages():
     net, x = tiny(hop.HAM, DEPTHS[5], scale=0.7)
     s = hop.solve(net, x, even_odd=True, tol=1e-13, max_iter=2000).state
