@@ -167,6 +167,7 @@ def table(options: list[str]) -> int:
                 sys.stdout.flush()
             return int(process.wait())
         except (KeyboardInterrupt, SystemExit) as e:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is stopping: a second Ctrl-C adds nothing
             if os.name == "posix":
                 os.killpg(process.pid, signal.SIGINT)  # Snakemake cancels its jobs; what they say now is not shown
             process.communicate()
