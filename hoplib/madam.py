@@ -41,8 +41,8 @@ class Madam(Optimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """More parameters (the constructor's come this way too), each with the bound of its weights as they are now."""
         values = {**self.defaults, **param_group} if isinstance(param_group, dict) else self.defaults
-        for name in ("lr", "g_bound", "p_scale"):
-            checks.number(name, values[name], "a positive number", above=True)
+        for name in ("lr", "g_bound", "p_scale"):  # with more a weight may overflow
+            checks.number(name, values[name], "a positive number up to 1e6", most=1e6, above=True)
         checks.number("beta", values["beta"], "a number from 0 to less than 1", most=math.nextafter(1, 0))
         super().add_param_group(param_group)
         group = self.param_groups[-1]
