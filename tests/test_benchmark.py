@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import descent  # benchmarks/descent.py
 import pytest
 import torch
 import training as bench  # benchmarks/training.py
@@ -70,3 +71,10 @@ def test_the_weights_are_those_of_the_epoch_or_the_last_before(tmp_path):
     assert found("3-CHN", 1) == "3-CHN/seed-0-epoch-1"
     assert found("3-CHN", 10) is None
     assert found("3-CHN-EO", 10) is None
+
+
+def test_random_networks_cannot_raise_the_energy():
+    found = descent.measure(8)
+    assert found["networks_that_rise"] == 0 < found["networks_that_rise_without_the_clip"]
+    assert found["largest_rise_in_roundings"] < 1
+    assert 0 < sum(found["elsewhere"]) < sum(found["settled_both_ways"]) <= 8 * descent.SAMPLES
