@@ -239,6 +239,11 @@ class TestRunner:
         (path,) = undisturbed(tiny_plan(tmp_path / "b"))
         assert same(tmp_path / "a" / "runs" / NAME / "seed-0.json", path)
 
+    def test_without_the_extra_it_says_what_to_install(self, tmp_path, monkeypatch, capsys):
+        monkeypatch.setitem(sys.modules, "hoplib.experiment.notebooks", None)
+        assert batch.main(["run", "3-HAM-EO", "0", *tiny_plan(tmp_path).arguments()]) == 1
+        assert "pip install 'hoplib[notebooks]'" in capsys.readouterr().err
+
     @pytest.mark.parametrize(
         ("arguments", "status", "message"),
         [

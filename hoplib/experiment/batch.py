@@ -144,8 +144,10 @@ class Plan:
 
 def run_job(plan: Plan, job: Job) -> None:
     """Execute notebook 07 for one job. Success means that its records are there and valid, nothing else does."""
-    from .notebooks import run
-
+    try:
+        from .notebooks import run
+    except ImportError as e:
+        raise RunError(f"{e}: a training needs the extra `notebooks` (pip install 'hoplib[notebooks]')") from None
     if plan.why(job):
         run(NOTEBOOK, plan.log(job).with_suffix(".ipynb"), plan.parameters(job))
     if reason := plan.why(job):
