@@ -29,7 +29,9 @@ def whole(tmp_path_factory):
     folder = tmp_path_factory.mktemp("whole")
     synthetic(folder, EVERY)
     synthetic(folder / "extra", ["3-CHN-DEQ"], epochs=8)
-    synthetic(folder / "extra", ["3-HAM", "3-CHN", "3-HAM-EO-DEQ", "5-HAM-EO"], [0], tol=0.0)
+    synthetic(
+        folder / "extra", ["3-HAM", "3-CHN", "3-HAM-EO-DEQ", "5-HAM-EO", "7-HAM-DEQ", "7-HAM-EO-DEQ"], [0], tol=0.0
+    )
     return folder
 
 
