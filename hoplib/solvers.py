@@ -327,7 +327,7 @@ def iterate(
     values, account = Values(z, steps.depth), Account(z, max_iter, tol, early_stop, trace)
     for _ in range(max_iter):
         values.evaluate(f, z)
-        keep = account.note(values)
+        keep = account.note(values, z)
         if keep is not None:
             if len(keep) == 0:
                 break
@@ -377,6 +377,7 @@ def conjugate_gradients(
 
 
 CYCLE = 1e-3  # in a cycle of length 2, two steps move the state this much less than one
+CHANCE = 10.0  # a sample that meets the criterion with so many times its error in z = f(z) has met it by chance
 CROWD = 0.75  # a batch shrinks when no more than this share of it is still running
 FIRST_LOOK = 8  # where a look waits for the device: after so many iterations, then after twice as many, and so on
 
@@ -400,8 +401,8 @@ class Account:
         self.waits = kernels.waits(z)
         self.look = FIRST_LOOK if self.waits else 1  # the iteration of the next look
 
-    def note(self, values: Values) -> Tensor | None:
-        """Judge the newest map values; the samples to go on with, where it pays to drop the others."""
+    def note(self, values: Values, z: Tensor) -> Tensor | None:
+        """Judge the newest map values, those of z; the samples to go on with, where it pays to drop the others."""
         self.evaluations += self.rows.shape[0]
         if values.k == 0:
             return None
@@ -412,6 +413,9 @@ class Account:
         if not some:
             return None
         hit = ended & (r < self.tol)
+        if self.early_stop:
+            chance = self.by_chance(hit, values[0], z)
+            hit, ended = hit & ~chance, ended & ~chance
         self.part["iterations"].masked_fill_(hit, values.k - 1)
         self.part["status"].masked_fill_(ended, Status.NOT_FINITE).masked_fill_(hit, Status.CONVERGED)
         self.running &= ~ended
@@ -422,6 +426,13 @@ class Account:
             return None
         self.look *= 2 if self.waits else 1
         return self.shrink()
+
+    def by_chance(self, hit: Tensor, g: Tensor, z: Tensor) -> Tensor:
+        """Which of these samples are no fixed points: g = f(z) is near the map value before it, but not near z."""
+        if self.waits:
+            return hit & (residual(g, z) > CHANCE * self.tol)
+        i = hit.nonzero().flatten()
+        return torch.zeros_like(hit).index_copy_(0, i, residual(g[i], z[i]) > CHANCE * self.tol)
 
     def settle(self, which: Tensor, g: Tensor) -> None:
         """The answers of these samples are their newest map values."""

@@ -121,8 +121,8 @@ class TestPlan:
         assert other.why(other.jobs()[0]) == f"{NAME.replace('640', '704')}: missing", "it has a record of its own"
         shutil.copytree(path.parent, other.record(*other.jobs()[0].rows, 0).parent)
         assert other.why(other.jobs()[0]) == f"{NAME.replace('640', '704')}: changed: train_images"
-        stored = rows.NUMERICS
-        monkeypatch.setattr(rows, "NUMERICS", 99)
+        stored = job.config.numerics
+        monkeypatch.setattr(rows, "UNTOUCHED", 99)
         assert plan.why(job) == f"{NAME}: numerics {stored}, now 99"
 
     def test_the_snakefile_trains_nothing_that_is_there(self, tmp_path):

@@ -268,8 +268,9 @@ class TestMeaning:
 
     def test_other_numerics(self, path, monkeypatch, data):
         record = json.loads(path.read_text())
-        config, now = small()[0], rows.NUMERICS
-        monkeypatch.setattr(rows, "NUMERICS", 99)
+        config = small()[0]
+        now = config.numerics
+        monkeypatch.setattr(rows, "UNTOUCHED", 99)
         assert why(path) == f"numerics {now}, now 99"
         training = train.Training(config, torch.device("cpu"))
         assert not load_checkpoint(training, checkpoint_of(path.parents[2]))

@@ -160,6 +160,24 @@ def test_a_converged_state_is_a_fixed_point(model, layers, even_odd, solver):
     torch.testing.assert_close(net.step(sol.state, x), sol.state, atol=1e-9, rtol=1e-9)
 
 
+@pytest.mark.parametrize(("even_odd", "layers"), [(False, [12, 10, 8, 6]), (True, [20, 16, 12, 8, 5])])
+def test_what_meets_the_criterion_by_chance_goes_on(even_odd, layers):
+    """Under Anderson two map values may be near each other by chance. To stop there would be to answer with no
+    equilibrium, and with a gradient that may explode; no sample that ended early is such a one."""
+    net, _ = tiny(hop.HAM, layers, scale=3)
+    x = torch.rand(2000, layers[0], generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    f = (hop.EvenOdd if even_odd else hop.Synchronous)(net, x)
+    values = hop.trajectory(f, f.start(), hop.Anderson(), iterations=paper.max_iter(net, even_odd))
+    first = hop.solve(net, x, hop.Anderson(), even_odd=even_odd, early_stop=False).iterations
+    there = f.join(values[first.clamp_max(len(values) - 2) + 1, torch.arange(len(x))])
+    assert int((hop.residual(net.step(there, x), there) > 0.01).sum()) > 0, "some met it by chance"
+    sol = hop.solve(net, x, hop.Anderson(), even_odd=even_odd)
+    met = sol.converged
+    assert met.double().mean() > 0.9
+    assert bool((hop.residual(net.step(sol.state, x), sol.state)[met] < 1e-3).all())
+    assert bool((sol.iterations >= first).all())
+
+
 @settings(deadline=None, max_examples=15)
 @given(seed=st.integers(0, 2**31), chn=st.booleans(), even_odd=st.booleans(), name=st.sampled_from(sorted(SOLVERS)))
 def test_the_answer_does_not_depend_on_the_company(seed, chn, even_odd, name):

@@ -346,7 +346,7 @@ class TestRun:
         assert record["row"] == name
         assert record["epoch"] == len(record["history"]) == 2
         assert record["config"]["layers"] == [784, 16, 10]
-        assert record["config"]["numerics"] == rows_module.NUMERICS
+        assert record["config"]["numerics"] == rows_module.UNTOUCHED
         assert record["versions"]["torch"] == torch.__version__
         assert path.with_suffix(".npz").stat().st_size < 20_000
         assert len(list(tmp_path.rglob(".*"))) == 0, "no leftovers"

@@ -50,7 +50,12 @@ class Config:
         """As plain data, with all that the paper's protocol fixes by the row."""
         values = {**self.row.settings(), **asdict(replace(self, row=self.row))}
         values.pop("row")
-        return json.loads(json.dumps({**values, "schedule": EPOCHS, "numerics": table.NUMERICS}))  # type: ignore[no-any-return]
+        return json.loads(json.dumps({**values, "schedule": EPOCHS, "numerics": self.numerics}))  # type: ignore[no-any-return]
+
+    @property
+    def numerics(self) -> int:
+        """The version of the last change that touched this training."""
+        return table.NUMERICS if self.row.solver == "anderson" and self.tol > 0 else table.UNTOUCHED
 
     @property
     def fingerprint(self) -> str:

@@ -61,8 +61,8 @@ def why_not(path: Path, config: Config, epoch: int) -> str:
     """Why the record at `path` does not count: missing, damaged, of other numerics, changed; "" if it does."""
     try:
         numerics = _numerics(path)
-        if numerics != table.NUMERICS:
-            return f"numerics {numerics}, now {table.NUMERICS}"
+        if numerics != config.numerics:
+            return f"numerics {numerics}, now {config.numerics}"
         record, arrays = read_record(path)
         if changed := _changed(record, config, epoch):
             return "changed: " + ", ".join(changed)
