@@ -18,7 +18,6 @@ import numpy as np
 
 from .. import paper
 from ..network import HAM, Network
-from . import rows as table
 from .config import Config
 from .files import write
 from .measure import BINS, CRITERIA, CROSS, FALSE, RADII, Arrays, ways

@@ -29,9 +29,9 @@ UNTOUCHED = 3  # the version of the trainings that the last change did not touch
 # 1: the first. 2: samples that have not converged get the derivative along unrolled steps, not the closed form.
 # 3: Anderson mixes from the second map value on, not from the third; loss, prediction and the gradient by ŷ are those
 #    at s*, the state after the forward iterations, not after the backward ones.
-# 4: a sample that meets the criterion by chance, under Anderson, is no longer taken for an equilibrium. In 7 layers that
-#    gave gradients thousands of times too large, every fifty steps or so. Picard's map values do not come near each
-#    other by chance, and to the letter no sample ends early: those trainings are as in 3.
+# 4: a sample that meets the criterion by chance, under Anderson, is no longer taken for an equilibrium. In 7 layers
+#    that gave gradients thousands of times too large, every fifty steps or so. Picard's map values do not come near
+#    each other by chance, and to the letter no sample ends early: those trainings are as in 3.
 
 
 @dataclass(frozen=True)
