@@ -413,7 +413,7 @@ class Account:
         if not some:
             return None
         hit = ended & (r < self.tol)
-        if self.early_stop:
+        if self.early_stop and z.data_ptr() != values[1].data_ptr():  # equal: Picard's z is the map value before
             chance = self.by_chance(hit, values[0], z)
             hit, ended = hit & ~chance, ended & ~chance
         self.part["iterations"].masked_fill_(hit, values.k - 1)
