@@ -71,6 +71,7 @@ class Config:
             else replace(row, layers=(784, 10), lr=0.005)
         )
         ours, theirs = self.settings(), Config(usual, self.seed).settings()
+        theirs["numerics"] = self.numerics  # no record has it in its name
         other = {k: "-".join(map(str, v)) if isinstance(v, list) else v for k, v in ours.items() if v != theirs[k]}
         text = "".join(f"_{k}={v}" for k, v in other.items())
         return text if len(text) <= 150 else "_" + hashlib.sha256(text.encode()).hexdigest()[:16]
