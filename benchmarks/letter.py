@@ -24,7 +24,7 @@ from hoplib.experiment.config import configure
 from hoplib.experiment.files import load_network
 from hoplib.experiment.measure import readout
 from hoplib.experiment.results import COMMITTED, ROOT
-from hoplib.experiment.rows import get_row, select
+from hoplib.experiment.rows import BEYOND, get_row, select
 from hoplib.experiment.train import Training, equilibrium
 
 SEED = 7  # none of the table's
@@ -86,7 +86,8 @@ def main() -> None:
     torch.set_num_threads(1)
     data = hop.load_data("mnist")
     known = json.loads(args.output.read_text()) if args.output.exists() else {}
-    for name in tqdm(select(args.rows), desc="trainings"):
+    names = [n for n in select(args.rows) if n not in BEYOND]  # the paper has no letter for those
+    for name in tqdm(names, desc="trainings"):
         known[name] = measure(name, args.steps, args.every, data)
         args.output.write_text(json.dumps(known, indent=1) + "\n")
         tqdm.write(f"{name}: {known[name]}")
