@@ -38,7 +38,7 @@ class Config:
         counts = SOURCES[self.data].counts
         for name, least, most in (
             ("seed", 0, 2**31 - 1),
-            ("train_images", BATCH if self.batch_size == BATCH else 1, counts[0]),
+            ("train_images", BATCH if isinstance(self.batch_size, int) and self.batch_size == BATCH else 1, counts[0]),
             ("batch_size", 1, self.train_images),
             ("test_images", 1, counts[1]),
         ):
