@@ -19,11 +19,17 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def integer(name: str, value: Any, least: int, most: float = math.inf) -> int:
+LARGEST = 2**63 - 1  # that torch can count to
+
+
+def integer(name: str, value: Any, least: int, most: int | None = None) -> int:
     """An integer in a range. Neither True nor 2.0 is one."""
-    if type(value) is not bool and isinstance(value, Integral) and least <= int(value) <= most:
+    whole = type(value) is not bool and isinstance(value, Integral)
+    if whole and least <= int(value) <= (LARGEST if most is None else most):
         return int(value)
-    wanted = f"of at least {least}" if most == math.inf else f"from {least} to {most}"
+    if most is None and whole and value > LARGEST:
+        most = LARGEST
+    wanted = f"of at least {least}" if most is None else f"from {least} to {most}"
     raise ValueError(f"{name} must be an integer {wanted}, not {value!r}")
 
 
@@ -56,16 +62,25 @@ def able(name: str, value: Any, method: str, wanted: str) -> None:
         raise TypeError(f"{name} must be {wanted}, not {value!r}")
 
 
+def device(value: Any) -> torch.device:
+    try:
+        return torch.device(value)
+    except (RuntimeError, TypeError):
+        raise ValueError(f"device must be one of torch's, such as 'cpu' or 'cuda', not {value!r}") from None
+
+
 def precision(dtype: Any) -> None:
     if dtype not in (torch.float32, torch.float64):
         raise TypeError(f"dtype must be torch.float32 or torch.float64, not {dtype!r}")
 
 
 def weights(name: str, value: Any, dimensions: int, wanted: str) -> None:
-    """A tensor of numbers that can be learned, with so many dimensions."""
-    if not (isinstance(value, Tensor) and value.is_floating_point() and value.ndim == dimensions):
-        given = f"a tensor {tuple(value.shape)} of {value.dtype}" if isinstance(value, Tensor) else repr(value)
-        raise TypeError(f"{name} must be {wanted}, not {given}")
+    """A dense tensor of real numbers, with so many dimensions."""
+    if not isinstance(value, Tensor):
+        raise TypeError(f"{name} must be {wanted}, not {value!r}")
+    if not (value.is_floating_point() and value.ndim == dimensions and value.layout == torch.strided):
+        kind = "" if value.layout == torch.strided else f" and layout {value.layout}"
+        raise TypeError(f"{name} must be {wanted}, not a tensor {tuple(value.shape)} of {value.dtype}{kind}")
 
 
 def ordinary(*tensors: Tensor) -> None:

@@ -128,11 +128,12 @@ def load_data(
     installed. `download=True` fetches EMNIST (560 MB) once; nothing else in hoplib uses the network.
     """
     checks.precision(dtype)
+    checks.flag("download", download)
     source = SOURCES[checks.choice("data set", name, SOURCES)]
     folder = _root(root) / source.folder
     if download and source.url and not all((folder / f).exists() for f in source.files.values()):
         fetch(source, folder)
-    device = default_device() if device is None else torch.device(device)
+    device = default_device() if device is None else checks.device(device)
     splits = []
     for split, count in zip(("train", "test"), source.counts, strict=True):
         images = _read(source, folder, f"{split} images", (count, 28, 28))
@@ -146,8 +147,10 @@ def load_data(
 
 def _root(root: str | os.PathLike[str] | None) -> Path:
     if root is not None:
+        if not isinstance(root, (str, os.PathLike)):
+            raise TypeError(f"root must be the path of a folder, not {root!r}")
         return Path(root)
-    if "HOPLIB_DATA" in os.environ:
+    if os.environ.get("HOPLIB_DATA"):
         return Path(os.environ["HOPLIB_DATA"])
     here, user = Path(__file__).resolve().parent.parent / "data", sysconfig.get_preferred_scheme("user")
     installed = [Path(sysconfig.get_path("data", scheme)) for scheme in (sysconfig.get_default_scheme(), user)]
@@ -169,8 +172,8 @@ def _read(source: Source, folder: Path, role: str, shape: tuple[int, ...]) -> np
     path = folder / source.files[role]
     if not path.exists():
         raise DataError(f"{path} is missing. {_restore(source, path)}")
-    packed = path.read_bytes()
     try:
+        packed = path.read_bytes()
         raw = gzip.decompress(packed)
     except (OSError, EOFError, zlib.error) as e:
         raise DataError(f"{path} is damaged or cut short ({e}). {_restore(source, path)}") from e

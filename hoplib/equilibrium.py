@@ -213,7 +213,7 @@ class _Implicit(torch.autograd.Function):
         x, z_star, state, residual, *parameters = ctx.saved_tensors
         with torch.no_grad(), checks.full_precision(x):
             turns = ctx.how.turns(ctx.f, z_star, state, residual, grad)
-            found = ctx.f.net.pullback(turns, x, ctx.needs_input_grad[5])
+            found = _pullback(ctx.f.net, parameters, turns, x, ctx.needs_input_grad[5])
             bad = _overflow(turns, grad)
             if found[2] is not None:
                 bad |= ~found[2].isfinite().all(1)
@@ -221,7 +221,7 @@ class _Implicit(torch.autograd.Function):
             if not grad.is_meta and bool(bad.any()):
                 bad &= grad.isfinite().all(1) | ~state.isfinite().all(1)  # a NaN that came with `grad` alone stays
                 turns, ctx.ways["left out"] = _without(bad, turns)
-                found = ctx.f.net.pullback(turns, x, ctx.needs_input_grad[5])
+                found = _pullback(ctx.f.net, parameters, turns, x, ctx.needs_input_grad[5])
             ctx.ways.update({t.way: len(grad if t.rows is None else t.rows) for t in turns})
         by_links, by_b, by_x = found
         gradients = [by_x, *by_links, *by_b]
@@ -229,6 +229,25 @@ class _Implicit(torch.autograd.Function):
             before = grad, x, *parameters
             gradients = list(_Once.apply(len(before), *before, *gradients))
         return None, None, None, None, None, *gradients
+
+
+class _Pullback(nn.Module):
+    """`Network.pullback` as a module's call."""
+
+    def __init__(self, net: Network) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, *args: Any) -> tuple[list[Tensor], list[Tensor], Tensor | None]:
+        return self.net.pullback(*args)
+
+
+def _pullback(net: Network, weights: list[Tensor], *args: Any) -> tuple[list[Tensor], list[Tensor], Tensor | None]:
+    """With the weights of the solve, [*net.W, *net.b]: after torch.func.functional_call the network has others."""
+    if all(a.data_ptr() == b.data_ptr() for a, b in zip(weights, net.W, strict=False)):
+        return net.pullback(*args)
+    names = [f"net.links.{i}.{name}" for i, link in enumerate(net.links) for name, _ in link.named_parameters()]
+    return torch.func.functional_call(_Pullback(net), dict(zip(names, weights, strict=False)), args)  # type: ignore[no-any-return]
 
 
 def _overflow(turns: list[Turn], grad: Tensor) -> Tensor:
@@ -320,8 +339,8 @@ def solve(
     if backward is not None and not isinstance(backward, ThroughTime):
         checks.able("backward", backward, "turns", "Adjoint(), RecurrentBackprop() or ThroughTime()")
         checks.own_weights(net.links)
+    checks.ordinary(*(t for t in (x, s0) if isinstance(t, Tensor)), *net.parameters())
     if isinstance(x, Tensor):
-        checks.ordinary(x, *net.parameters())
         x = x.to(net.b[0].dtype) if checks.autocast(x) else x  # as in any layer that autocast leaves as it is
     net.check_input(x)
     if s0 is not None:
@@ -358,6 +377,8 @@ class Layer(nn.Module):
         check_network(net)
         backward = Adjoint() if backward is None else backward
         self.net, self.solver, self.options = net, solver, {"backward": backward, **options}
+        if not net.b[0].is_meta:  # on no input: what is wrong with the options is said here
+            solve(net, net.b[0].new_zeros(0, net.layers[0]), solver, **{**self.options, "s0": None})
 
     def forward(self, x: Tensor) -> Tensor:
         return solve(self.net, x, self.solver, **self.options).output

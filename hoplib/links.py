@@ -21,6 +21,7 @@ from torch.nn.grad import conv2d_weight
 from . import checks
 
 NARROW = 32  # a product with so few columns is twice as fast the other way round, with MKL
+MOST = 1_000_000  # neurons in a layer: more is a slip of the pen
 ENOUGH = 2**20  # multiply-adds of a product that repay the longer call of oneDNN
 
 Product = Callable[..., Tensor]  # (r, h=None, out=None) ↦ h + W r, into `out` where that is given
@@ -155,10 +156,15 @@ class Conv(Link):
         checks.weights("a convolution's W", W, 4, "of shape (channels of b, channels of a, height, width)")
         for name, value, least in (("stride", stride, 1), ("padding", padding, 0)):
             checks.integer(name, value, least)
+        if not (isinstance(image, (list, tuple)) and len(image) == 2):
+            raise TypeError(f"image must be a pair (height, width), not {image!r}")
+        for side, n, k in zip(("height", "width"), image, W.shape[2:], strict=True):
+            checks.integer(f"the kernel's {side}", k, 1)
+            checks.integer(f"the image's {side}", n, max(1, k - 2 * padding), MOST)
         self.W = nn.Parameter(W)
         self.options: dict[str, Any] = {"stride": stride, "padding": padding}
         self.a = (W.shape[1], *image)
-        self.b = tuple(functional.conv2d(W.new_empty(1, *self.a), W, **self.options).shape[1:])
+        self.b = (W.shape[0], *((n + 2 * padding - k) // stride + 1 for n, k in zip(image, W.shape[2:], strict=True)))
         self.sizes = math.prod(self.a), math.prod(self.b)
         reached = [(n - 1) * stride - 2 * padding + k for n, k in zip(self.b[1:], W.shape[2:], strict=True)]
         self.rest = [n - m for n, m in zip(image, reached, strict=True)]  # rows and columns that the stride leaves out

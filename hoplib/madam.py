@@ -35,6 +35,7 @@ class Madam(Optimizer):
         fused: bool = False,
     ) -> None:
         checks.flag("fused", fused)
+        checks.able("params", params, "__iter__", "parameters such as net.parameters()")
         self.fused = torch.compile(update, dynamic=True) if fused else None
         super().__init__(params, {"lr": lr, "beta": beta, "g_bound": g_bound, "p_scale": p_scale})
 
@@ -47,8 +48,11 @@ class Madam(Optimizer):
         super().add_param_group(param_group)
         group = self.param_groups[-1]
         for p in group["params"]:
-            rms = float(p.detach().double().square().mean().sqrt()) if not p.is_meta else 1.0
-            self.state[p] = {"t": 0, "v": torch.zeros_like(p), "bound": group["p_scale"] * rms}
+            checks.weights("a parameter", p, p.ndim, "a dense tensor of real numbers")
+            rms = float(p.detach().double().square().mean().sqrt()) if p.numel() and not p.is_meta else 1.0
+            checks.number("the root mean square of a parameter", rms, "finite")
+            bound = min(group["p_scale"] * rms, torch.finfo(p.dtype).max)
+            self.state[p] = {"t": 0, "v": torch.zeros_like(p), "bound": bound}
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -61,10 +65,14 @@ class Madam(Optimizer):
             for p in group["params"]:
                 if p.grad is None:
                     continue
+                checks.weights("a gradient", p.grad, p.ndim, "a dense tensor")
                 state = self.state[p]
                 state["t"] += 1
                 c = math.sqrt(1 - group["beta"] ** state["t"])
                 scalars = (group["lr"] * c, group["g_bound"] / c, state["bound"])
+                if not p.is_contiguous():
+                    update(p, p.grad, state["v"], group["beta"], *scalars)
+                    continue
                 flat = [t.view(-1) for t in (p, p.grad.contiguous(), state["v"])]
                 if self.fused is not None:  # numbers that change would be compiled in; tensors are not
                     as_tensors = (torch.tensor(a, dtype=p.dtype, device=p.device) for a in scalars)
@@ -99,6 +107,8 @@ def loss(y_hat: Tensor, y: Tensor) -> Tensor:
         raise TypeError(f"ŷ and the one-hot targets must be tensors, not {type(y_hat).__name__}, {type(y).__name__}")
     if y_hat.shape != y.shape or y.ndim == 0:
         raise ValueError(f"ŷ has shape {tuple(y_hat.shape)}, the one-hot targets {tuple(y.shape)}")
+    if not y_hat.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
+        raise TypeError(f"ŷ and the one-hot targets must be real numbers, not {y_hat.dtype} and {y.dtype}")
     if len(y) == 0:
         raise ValueError("the loss of an empty batch is not defined; give at least one sample")
     return (y_hat - y).square().sum() / (2 * len(y))

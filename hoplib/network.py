@@ -14,11 +14,9 @@ from torch import Tensor, nn
 
 from . import activations, checks, paper
 from .activations import Activation, Effective, PerLayer
-from .links import Dense, Link, Product
+from .links import MOST, Dense, Link, Product
 from .rules import ChnRule, HamRule, Rule
 from .sweep import Block, Layers, Sweep, Turn, check_omega, check_relaxation
-
-MOST = 1_000_000  # neurons in a layer: more is a slip of the pen
 
 
 def default_device() -> torch.device:
@@ -48,7 +46,7 @@ class Network(nn.Module):
         super().__init__()
         self.layers = check_layers(layers)
         checks.precision(dtype)
-        device = default_device() if device is None else torch.device(device)
+        device = default_device() if device is None else checks.device(device)
         if not isinstance(seed, torch.Generator):
             seed = torch.Generator("cpu").manual_seed(checks.integer("seed", seed, 0, 2**63 - 1))
         double = {"generator": seed, "dtype": torch.float64, "device": "cpu"}
@@ -98,6 +96,9 @@ class Network(nn.Module):
     def layer(self, s: Tensor, l: int) -> Tensor:
         """Layer l of a state; −1 is the output layer. A view."""
         n = len(self.layers)
+        if not isinstance(s, Tensor) or s.ndim != 2 or s.shape[1] != self.N:
+            given = tuple(s.shape) if isinstance(s, Tensor) else _kind(s)
+            raise ValueError(f"a state must be a tensor of shape (batch, {self.N}), not {given}")
         if l not in [*range(1 - n, 0), *range(1, n)]:
             raise IndexError(f"the state has layers 1…{n - 1} (or −{n - 1}…−1), not {l}; layer 0 is the input x")
         return s[:, self.all.slices[l % n]]
@@ -112,6 +113,7 @@ class Network(nn.Module):
 
     def zeros(self, batch: int) -> Tensor:
         """The paper's initial state, s⁰ = 0."""
+        checks.integer("the batch size", batch, 0)
         zeros: Tensor = self.b[0].new_zeros(batch, self.N)
         return zeros
 
@@ -132,9 +134,10 @@ class Network(nn.Module):
         self.check_kind(x)
         drive: Layers = {l: self.b[l - 1] for l in self.hidden}
         r = self.rho.at(0).rho(x)
-        for a, b, link in self.graph():
-            if a == 0:
-                drive[b] = link.push(r, drive[b])
+        with checks.full_precision(x):
+            for a, b, link in self.graph():
+                if a == 0:
+                    drive[b] = link.push(r, drive[b])
         return drive
 
     def rule(self, rho: Activation, sole: bool) -> Rule:
@@ -152,6 +155,9 @@ class Network(nn.Module):
     ) -> Sweep:
         """The map that gives one block after the other its turn. The share of x in the field is taken from `like`."""
         (check_omega if clipped else check_relaxation)(omega)
+        listed = isinstance(blocks, (list, tuple)) and all(isinstance(block, (list, tuple)) for block in blocks)
+        if not listed or sorted(l for block in blocks for l in block) != list(self.hidden):
+            raise ValueError(f"blocks must have each of the layers {list(self.hidden)} once, not {blocks!r}")
         rules = [self.rule(self.rho.of(block), len(blocks) == 1) for block in blocks]
         drive, products = (self.drive(x), None) if like is None else (like.drive, like.products)
         return Sweep(self, drive, blocks, rules, omega, products, batch=len(x), clipped=clipped)
@@ -222,6 +228,8 @@ class Network(nn.Module):
     def check_input(self, x: Tensor) -> None:
         """Raise an error that names the problem unless x is a finite (batch, n₀) tensor like the weights."""
         self.check_kind(x)
+        for w in self.W:
+            _check_like("a weight", w, self.b[0])
         if not x.is_meta and not bool(x.isfinite().all()):
             bad = (~x.isfinite()).any(1).nonzero().flatten().tolist()
             raise ValueError(f"x has non-finite values in {len(bad)} of {len(x)} samples (the first: {bad[0]})")
@@ -349,9 +357,7 @@ def check_layers(layers: Sequence[int]) -> tuple[int, ...]:
         raise TypeError(f"layers must be a list of sizes such as [784, 1990, 10], not {layers!r}")
     if len(layers) < 2:
         raise ValueError(f"a network needs at least 2 layers, the input and the output; got layers={list(layers)}")
-    for n in layers:
-        checks.integer(f"every size in layers={list(layers)}", n, 1, MOST)
-    return tuple(layers)
+    return tuple(checks.integer(f"every size in layers={list(layers)}", n, 1, MOST) for n in layers)
 
 
 def check_network(net: object) -> None:

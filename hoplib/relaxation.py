@@ -162,4 +162,5 @@ def best_omega(net: Network, x: Tensor, samples: int = 8) -> float:
     x = x[torch.linspace(0, len(x) - 1, min(samples, len(x))).round().long()]
     f = OverRelaxed(1.4).sweep(net, x, even_odd=True)
     sol = iterate(f, f.start(), Picard(), max_iter=paper.max_iter(net, True), tol=paper.TOL)
-    return fewest(radius(net, x, f.join(sol.state)))
+    with checks.full_precision(x):
+        return fewest(radius(net, x, f.join(sol.state)))

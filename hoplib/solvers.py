@@ -239,7 +239,8 @@ class Solution:
     """What came of a solve, sample by sample."""
 
     state: Tensor  # (batch, N), the last map value; for an even-odd HAM with the other block in its field
-    iterations: Tensor  # (batch,), the paper's count: the first i with ‖fⁱ⁺² − fⁱ⁺¹‖/‖fⁱ⁺²‖ < tol, else n − 1
+    iterations: Tensor  # (batch,), the paper's count: the first i with ‖fⁱ⁺² − fⁱ⁺¹‖/‖fⁱ⁺²‖ < tol, else n − 1;
+    #                     with early_stop the first at which that is not met by chance
     status: Tensor  # (batch,), Status codes
     residual: Tensor  # (batch,), the last residual
     residuals: Tensor | None = None  # (n − 1, batch) with trace=True; NaN once a sample has left the batch
@@ -292,15 +293,26 @@ def trajectory(f: FixedPointMap, z: Tensor, solver: Solver | None = None, *, ite
     """The map values f¹, f², … (iterations, batch, size) by the plain loop: the oracle of `iterate`."""
     checks.integer("iterations", iterations, 1)
     solver = Picard() if solver is None else solver
-    checks.able("solver", solver, "init", SOLVER)
-    steps, found = solver.init(z), []
-    values = Values(z, steps.depth)
-    for _ in range(iterations):
-        found.append(values.evaluate(f, z).clone())
-        z = steps.step(z, values)
+    _check(f, z, solver)
+    with checks.full_precision(z):
+        steps, found = solver.init(z), []
+        values = Values(z, steps.depth)
+        for _ in range(iterations):
+            found.append(values.evaluate(f, z).clone())
+            z = steps.step(z, values)
     return torch.stack(found)
 
 
+def _check(f: FixedPointMap, z: Tensor, solver: Solver) -> None:
+    checks.able("solver", solver, "init", SOLVER)
+    checks.able("the map", f, "__call__", "one such as EvenOdd(net, x)")
+    checks.weights("z", z, 2, "a tensor (batch, n)")
+    size = getattr(f, "size", z.shape[1])
+    if z.shape[1] != size:
+        raise ValueError(f"the map is one of (batch, {size}) tensors, not {tuple(z.shape)}; it starts at f.start()")
+
+
+@torch.no_grad()
 def iterate(
     f: FixedPointMap,
     z: Tensor,
@@ -318,24 +330,28 @@ def iterate(
     max_iter iterations, and nothing in the loop waits for the device. A sample's answer depends on the company it was
     in by rounding only, unless the map looks at all of them (OverRelaxed() chooses one ω for the batch). What the map
     or the solver makes of rounding is another matter: between several equilibria, an Anderson without safeguard may end
-    in one or in another, or meet the criterion in none.
+    in one or in another, or in none. Two map values of Anderson may also be near each other by chance, when z is far
+    from f(z): with `early_stop` such a sample goes on.
     """
     checks.integer("max_iter", max_iter, 1)
     checks.number("tol", tol, "a relative residual of at least 0")
-    checks.able("solver", solver, "init", SOLVER)
-    steps = solver.init(z)
-    values, account = Values(z, steps.depth), Account(z, max_iter, tol, early_stop, trace)
-    for _ in range(max_iter):
-        values.evaluate(f, z)
-        keep = account.note(values, z)
-        if keep is not None:
-            if len(keep) == 0:
-                break
-            f, z = f.restrict(keep), z.index_select(0, keep)
-            values.restrict(keep)
-            steps.restrict(keep)
-        z = steps.step(z, values)
-    return account.close(values)
+    for name, value in (("early_stop", early_stop), ("trace", trace)):
+        checks.flag(name, value)
+    _check(f, z, solver)
+    with checks.full_precision(z):
+        steps = solver.init(z)
+        values, account = Values(z, steps.depth), Account(z, max_iter, tol, early_stop, trace)
+        for _ in range(max_iter if len(z) else 0):
+            values.evaluate(f, z)
+            keep = account.note(values, z)
+            if keep is not None:
+                if len(keep) == 0:
+                    break
+                f, z = f.restrict(keep), z.index_select(0, keep)
+                values.restrict(keep)
+                steps.restrict(keep)
+            z = steps.step(z, values)
+        return account.close(values)
 
 
 def conjugate_gradients(

@@ -188,16 +188,17 @@ class Sweep:
         """h of block k: the drive (unless not `driven`), plus every link's product with the activations r."""
         views = None if out is None else self.blocks[k].views(out)
         fields: list[Tensor] = []
-        for l in self.blocks[k].members:
-            h, target, silent = self.drive.get(l) if driven else None, None if views is None else views[l], True
-            for j, product in self.incoming[l]:
-                if j in r:
-                    h, silent = product(r[j], h, target), False
-            if h is None:
-                h = self.like.new_zeros(1, self.net.layers[l])
-            if silent:  # nobody speaks to the layer
-                h = h.expand(self.batch, -1) if target is None else target.copy_(h)
-            fields.append(h)
+        with checks.full_precision(self.like):
+            for l in self.blocks[k].members:
+                h, target, silent = self.drive.get(l) if driven else None, None if views is None else views[l], True
+                for j, product in self.incoming[l]:
+                    if j in r:
+                        h, silent = product(r[j], h, target), False
+                if h is None:
+                    h = self.like.new_zeros(1, self.net.layers[l])
+                if silent:  # nobody speaks to the layer
+                    h = h.expand(self.batch, -1) if target is None else target.copy_(h)
+                fields.append(h)
         return (torch.cat(fields, 1) if fields else self.like.new_zeros(self.batch, 0)) if out is None else out
 
     def buffer(self, name: str, k: int) -> Tensor:

@@ -228,6 +228,15 @@ CALLS = {
     "a gradient": lambda v: hop.Layer(NET, backward=v)(X),
     "batches": lambda v: next(hop.Split(X, X, X).batches(v)),
     "an activation": lambda v: hop.ExactCHN([3, 2], rho=v),
+    "an output": lambda v: NET.output(v),
+    "zeros": lambda v: NET.zeros(min(v, 9) if isinstance(v, int) and v is not True else v),
+    "blocks": lambda v: NET.sweep(X, v),
+    "any map": lambda v: hop.iterate(v, NET.zeros(2)[:, :2], hop.Picard(), max_iter=2, tol=0.1),
+    "from anywhere": lambda v: hop.iterate(hop.EvenOdd(NET, X), v, hop.Picard(), max_iter=2, tol=0.1),
+    "a layer's options": lambda v: hop.Layer(NET, max_iter=v, tol=v),
+    "an image": lambda v: hop.Conv(torch.zeros(1, 1, 2, 2), v),
+    "a device": lambda v: hop.HAM([2, 2], device="cpu" if isinstance(v, int) else v),
+    "a folder": lambda v: hop.load_data("mnist", root=v, download=v),
     "parameters that come later": lambda v: hop.Madam([NET.W[0]]).add_param_group({"params": [NET.W[1]], "lr": v}),
 }
 

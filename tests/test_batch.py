@@ -124,6 +124,10 @@ class TestPlan:
         stored = job.config.numerics
         monkeypatch.setattr(rows, "UNTOUCHED", 99)
         assert plan.why(job) == f"{NAME}: numerics {stored}, now 99"
+        line = batch.status(tiny_plan(tmp_path, seeds="0 1"), 1).splitlines()[1]
+        assert re.split(" {2,}", line) == ["3-HAM-EO", f"numerics {stored}, now 99", "missing"], (
+            "no word touches another"
+        )
 
     def test_the_snakefile_trains_nothing_that_is_there(self, tmp_path):
         plan = tiny_plan(tmp_path)
@@ -183,6 +187,7 @@ class TestStatus:
         assert "1 missing" in said(make("status", Plan(plan.rows, plan.seeds, output=plan.output)))
         assert batch.main(["status", "epochs=0"]) == 2
         assert batch.main(["status", "epoch=1"]) == 2
+        assert batch.main(["status", "layers"]) == 2, "a name without a value is not passed over"
 
     def test_a_run_that_is_alive_has_a_fresh_heartbeat(self, tmp_path):
         plan = tiny_plan(tmp_path)

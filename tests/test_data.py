@@ -83,6 +83,19 @@ def test_a_truncated_file_is_named(copied):
         hop.load_data("mnist", root=copied)
 
 
+def test_a_folder_in_the_place_of_a_file_is_named(copied):
+    path = copied / "t10k-labels-idx1-ubyte.gz"
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(hop.DataError, match=r"t10k-labels-idx1-ubyte.gz is damaged .*Is a directory"):
+        hop.load_data("mnist", root=copied)
+
+
+def test_an_empty_variable_is_none(monkeypatch):
+    monkeypatch.setenv("HOPLIB_DATA", "")
+    assert module._root(None) == ROOT.resolve()
+
+
 def test_a_changed_pixel_is_found(copied):
     path = copied / "train-labels-idx1-ubyte.gz"
     raw = bytearray(gzip.decompress(path.read_bytes()))

@@ -1,5 +1,8 @@
 """Bad input gets an error that says what is wrong and what is valid."""
 
+import json
+
+import numpy as np
 import pytest
 import torch
 from conftest import tiny
@@ -7,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import hoplib as hop
-from hoplib.experiment.config import configure
+from hoplib.experiment.config import Config, configure
 from hoplib.experiment.rows import Row
 
 
@@ -124,6 +127,7 @@ def test_options(options, error, message):
         (lambda: Row("HAM", (784, 10), even_odd="no"), "even_odd must be True or False"),
         (lambda: Row("CHN", (784, 9, 10), even_odd=True, readout="published"), "needs ten neurons in the last odd"),
         (lambda: configure("3-HAM", train_images=32), "train_images must be an integer from 64 to 60000, not 32"),
+        (lambda: configure("3-HAM", batch_size=torch.zeros(0)), "batch_size must be an integer from 1 to 60000"),
         (lambda: configure("3-HAM", layers=[784, 10**11, 10]), "from 1 to 1000000"),
         (lambda: configure("3-HAM", tol="0"), "tol must be a number from 0"),
         (lambda: configure("3-HAM", data=None), "unknown data set None"),
@@ -135,11 +139,36 @@ def test_options(options, error, message):
         (lambda: hop.iterate(None, torch.zeros(1, 1), hop.Picard(), max_iter=0, tol=1e-4), "max_iter must be"),
         (lambda: hop.iterate(None, torch.zeros(1, 1), hop.Picard(), max_iter=5, tol=None), "tol must be"),
         (lambda: hop.trajectory(None, torch.zeros(1, 1), iterations="5"), "iterations must be an integer"),
+        (
+            lambda: hop.iterate(F, Z, hop.Picard(), max_iter=2, tol=0, early_stop="no"),
+            "early_stop must be True or False",
+        ),
+        (
+            lambda: hop.iterate(F, NET.zeros(5), hop.Picard(), max_iter=2, tol=0),
+            r"of .batch, 5. tensors, not \(5, 11\)",
+        ),
+        (lambda: hop.solve(NET, X, max_iter=10**30), "max_iter must be an integer from 1 to 9223372036854775807"),
+        (lambda: hop.Layer(NET, max_iter=0), "max_iter must be an integer of at least 1"),
+        (lambda: hop.Layer(NET, hop.OverRelaxed()), "OverRelaxed needs even_odd=True"),
+        (lambda: NET.output(NET.zeros(5)[:, :3]), r"a state must be a tensor of shape \(batch, 11\), not \(5, 3\)"),
+        (lambda: NET.layer(None, 1), "a state must be a tensor of shape .* not NoneType"),
+        (lambda: NET.zeros(-1), "the batch size must be an integer of at least 0"),
+        (lambda: NET.sweep(X, [[1], [1]]), r"blocks must have each of the layers \[1, 2\] once"),
+        (lambda: NET.sweep(X, [1, 2]), r"blocks must have each of the layers \[1, 2\] once"),
+        (lambda: hop.HAM([3, 2], device="cpux"), "device must be one of torch's, .* not 'cpux'"),
+        (lambda: hop.load_data("mnist", device=1.5), "device must be one of torch's"),
+        (lambda: hop.load_data("mnist", download="yes"), "download must be True or False"),
+        (lambda: hop.Conv(torch.zeros(2, 1, 3, 3), (2, 4)), "the image's height must be an integer from 3"),
+        (lambda: hop.Conv(torch.zeros(2, 1, 0, 3), (4, 4)), "the kernel's height must be an integer of at least 1"),
+        (lambda: hop.Madam([torch.full((2,), float("nan"))]), "the root mean square of a parameter must be finite"),
     ],
 )
 def test_numbers_and_choices(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+F, Z = hop.EvenOdd(NET, X), NET.zeros(5)[:, :5]
 
 
 class NoSlope(hop.Activation):
@@ -173,6 +202,17 @@ class NoSlope(hop.Activation):
         (lambda: hop.Dense([[1.0]]), r"W must be a matrix \(n_b × n_a\), not \[\[1.0\]\]"),
         (lambda: hop.Dense(torch.zeros(2)), r"not a tensor \(2,\) of torch\.float32"),
         (lambda: hop.Conv(torch.zeros(2, 2), (4, 4)), "W must be of shape .channels of b"),
+        (lambda: hop.Conv(torch.zeros(2, 1, 2, 2), 4), r"image must be a pair \(height, width\), not 4"),
+        (lambda: hop.Dense(torch.eye(2).to_sparse()), r"of torch\.float32 and layout torch\.sparse_coo"),
+        (lambda: hop.iterate(None, Z, hop.Picard(), max_iter=5, tol=0), "the map must be one such as EvenOdd"),
+        (lambda: hop.iterate(F, Z[0], hop.Picard(), max_iter=5, tol=0), r"z must be a tensor \(batch, n\)"),
+        (lambda: hop.Layer(NET, "anderson"), "solver must be a solver such as"),
+        (lambda: hop.Layer(NET, evenodd=True), "unexpected keyword argument 'evenodd'"),
+        (lambda: hop.Madam(NET), r"params must be parameters such as net\.parameters\(\)"),
+        (lambda: hop.Madam([torch.arange(3)]), "a parameter must be a dense tensor of real numbers"),
+        (lambda: hop.loss(X > 0, X > 0), "must be real numbers"),
+        (lambda: hop.load_data("mnist", root=3), "root must be the path of a folder, not 3"),
+        (lambda: Config("3-HAM"), r"row must be a Row, not '3-HAM'; configure\(\) finds one"),
         (lambda: hop.load_data("mnist", dtype=1.5), r"dtype must be torch\.float32 or torch\.float64, not 1\.5"),
         (lambda: NET.energy(torch.zeros(5, 11).numpy(), X), "a state must be a dense torch tensor .* not ndarray"),
         (lambda: NET.energy(torch.zeros(5, 11).to_sparse(), X), "a state must be a dense torch tensor"),
@@ -181,6 +221,28 @@ class NoSlope(hop.Activation):
 def test_objects(make, message):
     with pytest.raises(TypeError, match=message):
         make()
+
+
+def test_a_network_of_mixed_precision_is_refused():
+    net, x = tiny(hop.HAM, [7, 6, 5], dtype=torch.float32)
+    net.links[1].half()
+    with pytest.raises(TypeError, match=r"a weight has dtype torch\.float16, the network torch\.float32"):
+        hop.solve(net, x)
+
+
+def test_numbers_of_numpy_are_numbers():
+    ours = configure("3-HAM", 1, layers=[784, 16, 10], epochs=2, train_images=640, tol=0.0)
+    size, one, two, none = np.int64([16, 1, 2, 0])
+    theirs = configure("3-HAM", one, layers=[784, size, 10], epochs=two, train_images=40 * size, tol=np.float32(none))
+    assert theirs == ours
+    assert theirs[0].fingerprint == ours[0].fingerprint
+    assert json.dumps(hop.HAM([size, two]).layers) == "[16, 2]"
+
+
+def test_an_empty_batch_takes_no_iterations():
+    sol = hop.solve(NET, X[:0], max_iter=10**15)
+    assert sol.evaluations == 0
+    assert hop.solve(NET, X[:0], hop.Anderson(), max_iter=9, trace=True, early_stop=False).residuals.shape == (8, 0)
 
 
 def test_andersons_options_have_names():

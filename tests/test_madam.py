@@ -116,3 +116,29 @@ def test_loss_by_hand():
 def test_bad_settings(bad):
     with pytest.raises(ValueError, match="must"):
         hop.Madam([torch.nn.Parameter(torch.ones(1))], **bad)
+
+
+def test_a_parameter_that_is_not_contiguous_is_updated_too():
+    rows = torch.rand(3, 4, generator=torch.Generator().manual_seed(0)) - 0.5
+    p, q = torch.nn.Parameter(rows.clone()), torch.nn.Parameter(rows.clone().T)
+    optimizer = hop.Madam([p, q])
+    for _ in range(3):
+        p.grad, q.grad = rows.clone(), rows.clone().T
+        optimizer.step()
+    assert torch.equal(p, q.T)
+    assert not torch.equal(p, rows)
+
+
+def test_a_sparse_gradient_is_refused():
+    p = torch.nn.Parameter(torch.ones(2, 2))
+    p.grad = torch.eye(2).to_sparse()
+    with pytest.raises(TypeError, match=r"a gradient must be a dense tensor, .* layout torch\.sparse_coo"):
+        hop.Madam([p]).step()
+
+
+def test_a_bound_that_no_number_has_is_the_largest_one():
+    p = torch.nn.Parameter(torch.full((2,), 1e37))
+    optimizer = hop.Madam([p], lr=1e6)
+    p.grad = torch.tensor([-1.0, 1.0])
+    optimizer.step()
+    assert p.isfinite().all()

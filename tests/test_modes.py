@@ -95,6 +95,25 @@ def test_autocast_changes_nothing(layer):
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
 
 
+def test_autocast_changes_nothing_of_the_parts_of_a_solve(layer):
+    net, x = layer[0].net, layer[1]
+    found = []
+    for on in (False, True):
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=on):
+            f = hop.EvenOdd(net, x)
+            options = {"max_iter": 20, "tol": 1e-4}
+            found.append(
+                [
+                    hop.iterate(f, f.start(), hop.Anderson(), **options).state,
+                    hop.trajectory(f, f.start(), iterations=3),
+                    net.energy(net.zeros(5), x).detach(),
+                    net.step(net.zeros(5), x).detach(),
+                    torch.tensor(hop.best_omega(net, x)),
+                ]
+            )
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
 def test_half_precision_is_refused_and_leaves_the_network_as_it_was(layer):
     layer, x = layer
     before = layer(x)
@@ -118,10 +137,30 @@ def test_transforms_of_functions_are_refused(layer):
             call()
 
 
+@pytest.mark.parametrize("backward", [hop.Adjoint(), hop.Adjoint(tol=1e-6), hop.RecurrentBackprop()], ids=repr)
+def test_a_functional_call_has_the_gradients_of_its_own_weights(layer, backward):
+    """After the call the network has its own weights again: the gradient by x must not be taken with those."""
+    net, x = layer[0].net, layer[1].requires_grad_()
+    layer = hop.Layer(net, even_odd=True, backward=backward)
+    other = copy.deepcopy(layer)
+    with torch.no_grad():
+        for p in other.parameters():
+            p *= 1.5
+    weights = {name: p.detach().requires_grad_() for name, p in other.named_parameters()}
+    found = torch.autograd.grad(torch.func.functional_call(layer, weights, (x,)).sum(), [x, *weights.values()])
+    expected = torch.autograd.grad(other(x).sum(), [x, *other.parameters()])
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
 def test_forward_mode_is_refused(layer):
     layer, x = layer
     with forward_ad.dual_level(), pytest.raises(RuntimeError, match="does not support forward-mode"):
         layer(forward_ad.make_dual(x, x))
+    s = layer.net.zeros(5)
+    with forward_ad.dual_level(), pytest.raises(RuntimeError, match="does not support forward-mode"):
+        hop.solve(layer.net, x, s0=forward_ad.make_dual(s, s))
+    with pytest.raises(RuntimeError, match=r"does not support torch\.func"):
+        torch.func.grad(lambda s: hop.solve(layer.net, x, s0=s).state.sum())(s)
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit:FutureWarning")

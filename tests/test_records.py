@@ -316,6 +316,24 @@ class TestWeights:
         sizes = [(tmp_path / f"{half}").stat().st_size for half in (False, True)]
         assert sizes[0] == pytest.approx(2 * sizes[1], rel=0.01)
 
+    def test_a_network_that_would_come_back_as_another_is_not_written(self, tmp_path):
+        """Of a file with links or activations of one's own, a chain with hoplib's would be read."""
+
+        class Own(hop.Tanh):
+            pass
+
+        links = {(0, b): hop.Dense(torch.ones(3, 3)) for b in (1, 2)}
+        for net in (
+            hop.HAM([3, 3, 3], links=links, device="cpu"),
+            hop.HAM([3, 3], rho=Own(), device="cpu"),
+            hop.HAM([3, 3], rho=["tanh", "relu"], device="cpu"),
+            type("Mine", (hop.HAM,), {})([3, 3], device="cpu"),
+        ):
+            with pytest.raises(RunError, match="no file can name the links, the class or the activation of"):
+                save_network(net, tmp_path / "net.safetensors")
+        save_network(hop.ExactCHN([3, 3], device="cpu"), tmp_path / "net.safetensors")
+        assert isinstance(load_network(tmp_path / "net.safetensors", "cpu"), hop.ExactCHN)
+
     @pytest.mark.parametrize("content", [b"", b"no safetensors", b"\xff" * 100])
     def test_another_file_is_named(self, tmp_path, content):
         (tmp_path / "x.safetensors").write_bytes(content)

@@ -230,8 +230,9 @@ def status(plan: Plan, workers: int) -> str:
             known = [s for (other, _), s in took.items() if other == training and s]
             rest = sum(known) / len(known) if known else (rate or 0.0) * cost(job)
         left += rest
-    header = f"{'seed':26}" + "".join(f"{s:>12}" for s in plan.seeds)
-    lines = [f"{t:26}" + "".join(f"{states[t, s][1]:>12}" for s in plan.seeds) for t in select(plan.rows)]
+    width = max(12, *(len(word) + 2 for _, word, _ in states.values()))
+    header = f"{'seed':26}" + "".join(f"{s:>{width}}" for s in plan.seeds)
+    lines = [f"{t:26}" + "".join(f"{states[t, s][1]:>{width}}" for s in plan.seeds) for t in select(plan.rows)]
     kinds = [kind for kind, _, _ in states.values()]
     total = ", ".join(f"{kinds.count(kind)} {kind}" for kind in KINDS if kind in kinds)
     time_left = f"; about {_hours(left / workers)} left on {workers} workers" if left else ""
@@ -243,6 +244,13 @@ def status(plan: Plan, workers: int) -> str:
 
 def _hours(seconds: float) -> str:
     return f"{seconds / 3600:.1f} h" if seconds > 5400 else f"{max(seconds / 60, 1):.0f} min"
+
+
+def _pair(word: str) -> tuple[str, str]:
+    name, equals, value = word.partition("=")
+    if not equals:
+        raise ValueError(f"{word!r} has no value: write {word}=…")
+    return name, value
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -268,7 +276,7 @@ def main(argv: list[str] | None = None) -> int:
     workers = torch.cuda.device_count() or os.cpu_count() or 1
     try:
         if options.pop("command") == "status":
-            words = dict(word.partition("=")[::2] for word in options.pop("sizes"))
+            words = dict(_pair(word) for word in options.pop("sizes"))
             print(status(Plan.parse({**options, **words}), workers))
             return 0
         row, seed = get_row(options.pop("row")).training, options.pop("seed")

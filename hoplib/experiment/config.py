@@ -29,8 +29,8 @@ class Config:
     tol: float = 1e-6  # where training stops a sample, far below the criterion of the measurement; 0: to the letter
 
     def __post_init__(self) -> None:
-        if type(self.tol) is int:
-            object.__setattr__(self, "tol", float(self.tol))  # 0 and 0.0 are one configuration, of one name
+        if not isinstance(self.row, Row):
+            raise TypeError(f"row must be a Row, not {self.row!r}; configure() finds one by its name")
         layers = self.row.layers
         if layers[0] != 784 or layers[-1] != 10:
             raise ValueError(f"digits need 784 input and 10 output neurons; got layers={list(layers)}")
@@ -38,13 +38,14 @@ class Config:
         counts = SOURCES[self.data].counts
         for name, least, most in (
             ("seed", 0, 2**31 - 1),
-            ("train_images", BATCH if self.batch_size == BATCH else 1, counts[0]),
+            ("train_images", BATCH if isinstance(self.batch_size, int) and self.batch_size == BATCH else 1, counts[0]),
             ("batch_size", 1, self.train_images),
             ("test_images", 1, counts[1]),
         ):
-            checks.integer(name, getattr(self, name), least, most)
+            object.__setattr__(self, name, checks.integer(name, getattr(self, name), least, most))
         wanted = f"a number from 0 (the paper's iterations, all of them) to less than {TOL:g}, the paper's criterion"
-        checks.number("tol", self.tol, wanted, most=math.nextafter(TOL, 0))
+        tol = checks.number("tol", self.tol, wanted, most=math.nextafter(TOL, 0))
+        object.__setattr__(self, "tol", tol)  # 0 and 0.0 are one configuration, of one name
 
     def settings(self) -> dict[str, Any]:
         """As plain data, with all that the paper's protocol fixes by the row."""
@@ -91,7 +92,7 @@ def configure(
     the row's; its records then have names of their own. `epochs` may also be more than the row has.
     """
     if epochs is not None:
-        checks.integer("epochs", epochs, 1, EPOCHS)
+        epochs = checks.integer("epochs", epochs, 1, EPOCHS)
     named = row if isinstance(row, Row) else get_row(row)
     names = [n for n in TRAININGS.get(named.training, ()) if EVERY[n].epoch <= named.epoch]
     rows = {n: EVERY[n] for n in names} if isinstance(row, str) else {named.training: named}

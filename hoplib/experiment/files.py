@@ -18,6 +18,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
+from ..activations import ALL
+from ..links import Dense
 from ..network import ExactCHN, Network, default_device
 from .rows import MODELS
 
@@ -98,10 +100,16 @@ def read_checkpoint(path: Path, device: torch.device) -> dict[str, Any] | None:
 
 
 def save_network(net: Network, path: Path, *, half: bool = False, **facts: Any) -> None:
-    """The network's weights as safetensors, in half precision if asked, with its kind and any facts about it."""
+    """The network's weights as safetensors, in half precision if asked, with its kind and any facts about it.
+
+    For the networks that a file can name: a HAM, CHN or ExactCHN, a chain of dense links, an activation of hoplib.
+    """
     dtype = torch.float16 if half else None
     tensors = {k: t.detach().to("cpu", dtype).contiguous() for k, t in net.state_dict().items()}
     rho = net.base if isinstance(net, ExactCHN) else net.rho
+    chain = net.ends == [(l, l + 1) for l in range(len(net.layers) - 1)] and all(type(k) is Dense for k in net.links)
+    if not chain or MODELS.get(type(net).__name__) is not type(net) or type(ALL.get(rho.name)) is not type(rho):
+        raise RunError(f"cannot write {path}: no file can name the links, the class or the activation of {net!r}")
     kind = {"model": type(net).__name__, "layers": list(net.layers), "rho": rho.name, **facts}
     write(path, save(tensors, {k: json.dumps(v) for k, v in kind.items()}))
 

@@ -71,8 +71,9 @@ class Row:
         checks.flag("even_odd", self.even_odd)
         if self.solver == "over-relaxed" and (self.model == "CHN" or not self.even_odd):
             raise ValueError("over-relaxed updates are even-odd ones of a HAM or an ExactCHN")
-        checks.number("lr", self.lr, "a positive number up to 1e6", most=1e6, above=True)
-        checks.integer("epochs", self.epoch, 1, EPOCHS)
+        lr = checks.number("lr", self.lr, "a positive number up to 1e6", most=1e6, above=True)
+        object.__setattr__(self, "lr", lr)
+        object.__setattr__(self, "epoch", checks.integer("epochs", self.epoch, 1, EPOCHS))
         if self.readout == "published" and self.layers[len(self.layers) // 2 * 2 - 1] < 10:
             raise ValueError(f"the published readout needs ten neurons in the last odd layer; got layers={self.layers}")
 
