@@ -6,13 +6,13 @@ Dense and slow, for networks of a few dozen neurons. `hoplib` does not import it
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from . import oracle
 from .activations import Activation
 from .network import Network
 from .solvers import trajectory
@@ -64,17 +64,14 @@ def pair(
     return net
 
 
+@torch.no_grad()
 def whole(net: Network, b_0: float = 0.0) -> tuple[Tensor, Tensor]:
     """W and b of the paper's Figure 1, where the input, with the bias b₀, is the first layer of the state [s₀; s₁; …].
 
     Of a chain of layers: block (i + 1, i) is W_i, block (i, i + 1) is W_iᵀ, all else is zero.
     """
-    at = [slice(a, b) for a, b in pairwise([0, *accumulate(net.layers)])]
-    W = torch.zeros(sum(net.layers), sum(net.layers), **EXACT)
-    for i, W_i in enumerate(net.W):
-        W[at[i + 1], at[i]] = W_i.detach()
-        W[at[i], at[i + 1]] = W_i.detach().T
-    return W, torch.cat([torch.full((net.layers[0],), b_0, **EXACT), *(b.detach() for b in net.b)])
+    layers = range(len(net.layers))
+    return oracle.matrix(net, layers, layers), torch.cat([torch.full((net.layers[0],), b_0, **EXACT), *net.b])
 
 
 def gather(net: Network, s: Tensor, layers: Sequence[int]) -> Tensor:
