@@ -1,7 +1,7 @@
 """Links: undirected couplings of two layers. A link pushes activations up, pulls them down, and gives its gradients.
 
 For a link W of a lower layer a and an upper layer b the fields gain h_b += W r_a and h_a += Wᵀ r_b: one W serves both
-directions. A new coupling is a new class here: what it needs is `up`, `down`, `gradients` and its cost.
+directions. A new coupling is a new class: what it needs is `push`, `pull`, `gradients` and its cost.
 """
 
 from __future__ import annotations
@@ -68,10 +68,10 @@ class Dense(Link):
         return cls((2 * torch.rand(m, n, **options) - 1) * math.sqrt(6 / (n + m)))
 
     def push(self, r: Tensor, h: Tensor | None = None, out: Tensor | None = None) -> Tensor:
-        return product(self.W.T)(r, h, out)
+        return multiply(r, self.W.T, h, out)
 
     def pull(self, r: Tensor, h: Tensor | None = None, out: Tensor | None = None) -> Tensor:
-        return product(self.W)(r, h, out)
+        return multiply(r, self.W, h, out)
 
     def products(self) -> tuple[Product, Product]:
         M = self.W.T
@@ -90,23 +90,18 @@ class Dense(Link):
 
 def product(M: Tensor) -> Product:
     """h + r M."""
-    narrow, turned = M.shape[1] < NARROW, M.T
-
-    def times(r: Tensor, h: Tensor | None = None, out: Tensor | None = None) -> Tensor:
-        if narrow and out is not None and not suits_onednn(r, M):
-            part = torch.mm(turned, r.T).T
-            return out.copy_(part) if h is None else torch.add(h, part, out=out)
-        return multiply(r, M, h, out)
-
-    return times
+    return lambda r, h=None, out=None: multiply(r, M, h, out)
 
 
 def multiply(a: Tensor, b: Tensor, h: Tensor | None = None, out: Tensor | None = None) -> Tensor:
     """h + a b, into `out` where that is given (and no gradient wanted); h has the shape of the product or of a row."""
-    if not suits_onednn(a, b):
-        return torch.mm(a, b, out=out) if h is None else torch.addmm(h, a, b, out=out)
-    found = by_onednn(a, b, h)
-    return found if out is None else out.copy_(found)
+    if suits_onednn(a, b):
+        found = by_onednn(a, b, h)
+        return found if out is None else out.copy_(found)
+    if out is not None and b.shape[1] < NARROW:
+        turned = torch.mm(b.T, a.T).T
+        return out.copy_(turned) if h is None else torch.add(h, turned, out=out)
+    return torch.mm(a, b, out=out) if h is None else torch.addmm(h, a, b, out=out)
 
 
 def suits_onednn(a: Tensor, b: Tensor) -> bool:
