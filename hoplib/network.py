@@ -16,7 +16,7 @@ from . import activations, checks, paper
 from .activations import Activation, Effective, PerLayer
 from .links import Dense, Link, Product
 from .rules import ChnRule, HamRule, Rule
-from .sweep import Block, Layers, Sweep, Turn, check_omega, check_relaxation
+from .sweep import Block, Blocks, Layers, Sweep, Turn, check_omega, check_relaxation
 
 MOST = 1_000_000  # neurons in a layer: more is a slip of the pen
 
@@ -90,6 +90,10 @@ class Network(nn.Module):
         """The layers of the other parity."""
         return tuple(l for l, colour in two_colours(self.ends, self.hidden).items() if colour == 1)
 
+    def blocks(self, even_odd: bool) -> list[tuple[int, ...]]:
+        """Who is updated together, in the order of the turns: all layers, or by parity, the output's parity last."""
+        return sorted([self.even, self.odd], key=lambda block: self.hidden[-1] in block) if even_odd else [self.hidden]
+
     @property
     def W(self) -> list[Tensor]:
         """The weights of the links, in their order: of a chain, W_0 = U, W_1, …"""
@@ -144,7 +148,7 @@ class Network(nn.Module):
     def sweep(
         self,
         x: Tensor,
-        blocks: Sequence[Sequence[int]],
+        blocks: Blocks,
         omega: float = 1.0,
         *,
         like: Sweep | None = None,
@@ -370,19 +374,16 @@ def _check_like(name: str, t: Tensor, w: Tensor) -> None:
         raise ValueError(f"{name} is on {t.device}, the network on {w.device}; move it with .to({str(w.device)!r})")
 
 
-def Synchronous(net: Network, x: Tensor, relaxation: float = 1.0, *, like: Sweep | None = None) -> Sweep:
+def Synchronous(net: Network, x: Tensor, relaxation: float = 1.0) -> Sweep:
     """s ↦ (1 − ω) s + ω f(s, x): Eq. (5) for a CHN, Eq. (6) for a HAM. With ω the step size, it is forward Euler."""
     check_network(net)
-    return net.sweep(x, [net.hidden], relaxation, like=like)
+    return net.sweep(x, net.blocks(even_odd=False), relaxation)
 
 
-def EvenOdd(
-    net: Network, x: Tensor, relaxation: float = 1.0, *, like: Sweep | None = None, clipped: bool = False
-) -> Sweep:
+def EvenOdd(net: Network, x: Tensor, relaxation: float = 1.0, *, clipped: bool = False) -> Sweep:
     """The layers without the output settle in the field of the others, then those in the field of the first.
 
     `clipped`: over-relaxation (ω > 1) stops short of where it could raise the energy (`hop.OverRelaxed`).
     """
     check_network(net)
-    blocks = sorted([net.even, net.odd], key=lambda block: net.hidden[-1] in block)
-    return net.sweep(x, blocks, relaxation, like=like, clipped=clipped)
+    return net.sweep(x, net.blocks(even_odd=True), relaxation, clipped=clipped)

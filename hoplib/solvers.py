@@ -91,7 +91,7 @@ class Steps(Protocol):
 class Solver(Protocol):
     """A way to find a fixed point: `init` starts it on a batch. Its ω, None for the paper's, is part of the map.
 
-    A solver with a map of its own has `sweep(net, x, even_odd, like)` besides, as `OverRelaxed`.
+    A solver with a map of its own has `sweep(net, x, blocks, like)` besides, as `OverRelaxed`.
     """
 
     @property
@@ -224,10 +224,6 @@ class Then:
         checks.integer("Then's steps", self.steps, 1)
         if self.even_odd is not None:
             checks.flag("even_odd", self.even_odd)
-
-    @property
-    def relaxation(self) -> float | None:
-        return self.first.relaxation
 
 
 @dataclass

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from .network import Network
 
 Layers = dict[int, Tensor]
+Blocks = Sequence[Sequence[int]]  # the layers that are updated together, in the order of their turns
 
 
 class Block:
@@ -106,7 +107,7 @@ class Sweep:
         self,
         net: Network,
         drive: Layers,
-        blocks: Sequence[Sequence[int]],
+        blocks: Blocks,
         rules: Sequence[Rule],
         omega: float = 1.0,
         products: Mapping[tuple[int, int], tuple[Product, Product]] | None = None,
@@ -341,7 +342,7 @@ class AdjointSweep(Sweep):
     def __init__(
         self,
         net: Network,
-        blocks: Sequence[Sequence[int]],
+        blocks: Blocks,
         rules: Sequence[Affine],
         products: Mapping[tuple[int, int], tuple[Product, Product]],
         lit: Set[int],

@@ -287,7 +287,7 @@ def test_the_best_omega_is_found_and_pays():
 def test_it_finds_its_pace(scale):
     """ω is chosen after 3, 6, 12, … sweeps by Young's relation; no sweep raises the energy; a repeat is the same."""
     net, x = tiny(hop.HAM, [20, 18, 16, 14, 12, 10, 8], scale=scale, batch=32)
-    f = hop.OverRelaxed().sweep(net, x, even_odd=True)
+    f = hop.OverRelaxed().sweep(net, x, net.blocks(even_odd=True))
     s, omegas, steps = f.start(), [f.omega], []
     energies = [net.energy(f.join(s), x)]
     for _ in range(26):
@@ -404,7 +404,7 @@ def test_a_chn_and_synchronous_updates_are_refused():
     with pytest.raises(ValueError, match=r"ChnRule .* A CHN is a HAM with Effective"):
         hop.solve(chn, x, hop.OverRelaxed(1.4), even_odd=True)
     net, x = tiny(hop.HAM, DEPTHS[3])
-    with pytest.raises(ValueError, match="needs even_odd=True"):
+    with pytest.raises(ValueError, match=r"in turns \(even_odd=True\)"):
         hop.solve(net, x, hop.OverRelaxed(1.4))
     with pytest.raises(ValueError, match="coupled with each other"):
         net.sweep(x, [net.hidden], 1.4, clipped=True)
