@@ -6,6 +6,7 @@ Dense and slow, for networks of a few dozen neurons. `hoplib` does not import it
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import cycle, islice
 from typing import Any
 
 import torch
@@ -82,6 +83,29 @@ def gather(net: Network, s: Tensor, layers: Sequence[int]) -> Tensor:
 def path(f: Sweep, s: Tensor, steps: int) -> Tensor:
     """The states s, f(s), f(f(s)), …: (steps + 1, batch, size)."""
     return torch.cat([s[None], trajectory(f, s, iterations=steps)])
+
+
+@torch.no_grad()
+def half_steps(f: Sweep, s: Tensor, turns: int) -> Tensor:
+    """The state s, and after each of so many turns of the sweep's blocks: (turns + 1, batch, N)."""
+    blocks, states = f.every(s), [s]
+    for k in islice(cycle(blocks), turns):
+        blocks[k] = f.half(k, blocks)
+        states.append(f.whole(blocks))
+    return torch.stack(states)
+
+
+@torch.no_grad()
+def rises(f: Sweep, x: Tensor, s: Tensor, turns: int) -> Tensor:
+    """By how much each of so many turns of the sweep's blocks raises the energy: (turns, batch)."""
+    states = half_steps(f, s, turns)
+    return f.net.energy(states.flatten(0, 1), x.repeat(turns + 1, 1)).view(turns + 1, -1).diff(dim=0)
+
+
+@torch.no_grad()
+def rounding(net: Network, s: Tensor) -> float:
+    """What the rounding of the energy can be at states such as s: 1e-14 of the sum of its terms' sizes."""
+    return 1e-14 * (1 + sum(float(W.abs().sum()) for W in net.W) + float(s.abs().sum(1).max()))
 
 
 def gap(a: Tensor, b: Tensor, relative: bool = False) -> float:
