@@ -89,7 +89,7 @@ class Adjoint:
         adjoint = f.adjoint(state, grad)
         tol = 32 * torch.finfo(grad.dtype).eps if self.tol is None else self.tol
         if self.solver is not None:
-            sol = iterate(adjoint, adjoint.first, self.solver, max_iter=self.max_iter, tol=tol)
+            sol = iterate(adjoint, adjoint.start(), self.solver, max_iter=self.max_iter, tol=tol)
             return adjoint.cotangent(sol.state), sol.converged
         mu, solved, symmetric = _symmetric(adjoint, tol, self.max_iter)
         if not bool(symmetric.all()):
