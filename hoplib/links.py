@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.nn.grad import conv2d_weight
+from torch.nn.grad import conv2d_input, conv2d_weight
 
 from . import checks
 
@@ -155,14 +155,12 @@ class Conv(Link):
         self.a = (W.shape[1], *image)
         self.b = tuple(functional.conv2d(W.new_empty(1, *self.a), W, **self.options).shape[1:])
         self.sizes = math.prod(self.a), math.prod(self.b)
-        reached = [(n - 1) * stride - 2 * padding + k for n, k in zip(self.b[1:], W.shape[2:], strict=True)]
-        self.rest = [n - m for n, m in zip(image, reached, strict=True)]  # rows and columns that the stride leaves out
 
     def push(self, r: Tensor, h: Tensor | None = None, out: Tensor | None = None) -> Tensor:
         return _add(h, functional.conv2d(r.reshape(-1, *self.a), self.W, **self.options), out)
 
     def pull(self, r: Tensor, h: Tensor | None = None, out: Tensor | None = None) -> Tensor:
-        images = functional.conv_transpose2d(r.reshape(-1, *self.b), self.W, output_padding=self.rest, **self.options)
+        images = conv2d_input((len(r), *self.a), self.W, r.reshape(-1, *self.b), **self.options)  # type: ignore[no-untyped-call]
         return _add(h, images, out)
 
     def gradients(self, r_a: Tensor, mu_b: Tensor, r_b: Tensor | None, mu_a: Tensor | None) -> list[Tensor]:
