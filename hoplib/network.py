@@ -232,20 +232,23 @@ class Network(nn.Module):
 
     def check_kind(self, x: Tensor) -> None:
         """The same, without a look at its values."""
-        n = self.layers[0]
-        if not isinstance(x, Tensor) or x.layout != torch.strided:
-            raise TypeError(f"x must be a dense torch tensor of shape (batch, {n}), not {_kind(x)}")
-        if x.ndim != 2 or x.shape[1] != n:
-            raise ValueError(f"x must have shape (batch, {n}) for layers={list(self.layers)}, not {tuple(x.shape)}")
-        _check_like("x", x, self.b[0])
+        self._check_tensor("x", x, self.layers[0])
 
     def check_state(self, s: Tensor, batch: int) -> None:
         """Raise an error that names the problem unless s is a (batch, N) tensor like the weights."""
-        if not isinstance(s, Tensor) or s.layout != torch.strided:
-            raise TypeError(f"a state must be a dense torch tensor of shape ({batch}, {self.N}), not {_kind(s)}")
-        if s.shape != (batch, self.N):
-            raise ValueError(f"a state must have shape ({batch}, {self.N}), not {tuple(s.shape)}")
-        _check_like("the state", s, self.b[0])
+        self._check_tensor("the state", s, self.N, batch)
+
+    def _check_tensor(self, name: str, t: object, n: int, batch: int | None = None) -> None:
+        shape, w = f"({'batch' if batch is None else batch}, {n})", self.b[0]
+        if not isinstance(t, Tensor) or t.layout != torch.strided:
+            kind = f"a tensor of layout {t.layout}" if isinstance(t, Tensor) else type(t).__name__
+            raise TypeError(f"{name} must be a dense torch tensor of shape {shape}, not {kind}")
+        if t.ndim != 2 or t.shape[1] != n or batch not in (None, len(t)):
+            raise ValueError(f"{name} must have shape {shape} for layers={list(self.layers)}, not {tuple(t.shape)}")
+        if t.dtype != w.dtype:
+            raise TypeError(f"{name} has dtype {t.dtype}, the network {w.dtype}; convert with .to({w.dtype})")
+        if t.device != w.device:
+            raise ValueError(f"{name} is on {t.device}, the network on {w.device}; move it with .to('{w.device}')")
 
     def forward(self, x: Tensor) -> Tensor:
         raise NotImplementedError("a network is solved by hop.solve(net, x); in a torch model it is hop.Layer(net)")
@@ -361,17 +364,6 @@ def check_layers(layers: Sequence[int]) -> tuple[int, ...]:
 def check_network(net: object) -> None:
     if not isinstance(net, Network):
         raise TypeError(f"net must be a network such as hop.HAM(layers=[784, 1990, 10]), not {type(net).__name__}")
-
-
-def _kind(t: object) -> str:
-    return f"a tensor of layout {t.layout}" if isinstance(t, Tensor) else type(t).__name__
-
-
-def _check_like(name: str, t: Tensor, w: Tensor) -> None:
-    if t.dtype != w.dtype:
-        raise TypeError(f"{name} has dtype {t.dtype}, the network {w.dtype}; convert with .to({w.dtype})")
-    if t.device != w.device:
-        raise ValueError(f"{name} is on {t.device}, the network on {w.device}; move it with .to({str(w.device)!r})")
 
 
 def Synchronous(net: Network, x: Tensor, relaxation: float = 1.0) -> Sweep:
