@@ -25,6 +25,12 @@ try:
 except ImportError:
     numba = None
 
+
+def versions() -> dict[str, str]:
+    """Who compiles the loops, for the records."""
+    return {} if numba is None else {"numba": numba.__version__}
+
+
 Array = NDArray[Any]  # (batch, n); of the last iterations (depth, batch, n)
 Loop = TypeVar("Loop", bound=Callable[..., Any])
 

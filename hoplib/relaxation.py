@@ -120,12 +120,12 @@ class Pace:
 
 
 @torch.no_grad()
-def radius(net: Network, x: Tensor, s: Tensor, steps: int = 10, start: Tensor | None = None) -> Tensor:
+def radius(net: Network, x: Tensor, s: Tensor, steps: int = 10) -> Tensor:
     """The spectral radius of a HAM's even-odd Jacobian at the equilibrium s, for each input: the rate of convergence.
 
     J = W_Pᵀ D_odd W_P D_even, D = diag ρ'(s), is similar to GᵀG with G = D_odd^½ W_P D_even^½, so it is the largest
-    eigenvalue of a symmetric matrix: by Lanczos' method from `start` (batch, size of the block updated last), one run
-    for each sample. It comes from below: ten steps give a few per cent, forty all digits.
+    eigenvalue of a symmetric matrix: by Lanczos' method, one run for each sample. It comes from below: ten steps give a
+    few per cent, forty all digits.
     """
     f = EvenOdd(net, x)
     d_first, d_last = (f.rules[k].rho.drho(part) for k, part in f.every(s).items())
@@ -135,7 +135,7 @@ def radius(net: Network, x: Tensor, s: Tensor, steps: int = 10, start: Tensor | 
         up = f.transposed(0, f.blocks[1].views(root * v))
         return root * f.transposed(1, f.blocks[0].views(d_first * up))
 
-    v, steps, eps = root if start is None else start, min(steps, root.shape[1]), torch.finfo(root.dtype).eps
+    v, steps, eps = root, min(steps, root.shape[1]), torch.finfo(root.dtype).eps
     basis, T = v.new_zeros(steps, *v.shape), v.new_zeros(len(v), steps, steps)
     for k in range(steps):
         length = v.norm(dim=1)

@@ -19,8 +19,8 @@ import numpy as np
 from .. import checks, paper
 from ..network import HAM, Network
 from .config import Config
-from .files import write
-from .measure import BINS, CRITERIA, CROSS, FALSE, RADII, Arrays, ways
+from .files import pack, write
+from .measure import BINS, CRITERIA, CROSS, FALSE, QUANTILES, RADII, Arrays, ways
 from .rows import MODELS
 
 
@@ -36,10 +36,9 @@ def digest(record: Mapping[str, Any]) -> str:
 
 def write_record(path: Path, record: Mapping[str, Any], arrays: Arrays) -> None:
     """The arrays as .npz, then the record: its presence means that the run is complete."""
-    packed = io.BytesIO()
-    np.savez_compressed(packed, **arrays)  # type: ignore[arg-type]
-    write(path.with_suffix(".npz"), packed.getvalue())
-    record = {**record, "npz_sha256": hashlib.sha256(packed.getvalue()).hexdigest()}
+    packed = pack(arrays)
+    write(path.with_suffix(".npz"), packed)
+    record = {**record, "npz_sha256": hashlib.sha256(packed).hexdigest()}
     write(path, {**record, "sha256": digest(record)})
 
 
@@ -92,7 +91,6 @@ def _check(record: dict[str, Any], arrays: Arrays, config: Config, name: str, ep
 
 
 SHARE, FINITE = (0.0, 1.0), (0.0, 1e300)
-QUANTILES = ("median", "95 %", "max")
 UNKNOWN_ERROR = 127  # in the array of equation errors: not finite, or beyond its range
 
 

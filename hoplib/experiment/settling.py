@@ -6,7 +6,6 @@ They are computed from the committed weights, kept in results/settling.npz, and 
 from __future__ import annotations
 
 import hashlib
-import io
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +18,7 @@ from ..equilibrium import solve, updates
 from ..network import Network
 from ..relaxation import OverRelaxed, best_omega
 from ..solvers import Anderson, Picard, Solver, Status, trajectory
-from .files import load_network, write
+from .files import load_network, pack, write
 from .measure import CROSS, Arrays
 
 WEIGHTS = "7-HAM-EO-seed-0-half.safetensors"
@@ -88,9 +87,8 @@ def settled(results: Path) -> Arrays | None:
         with np.load(path, allow_pickle=False) as known:
             if str(known["weights"]) == digest(weights):
                 return {name: known[name] for name in known.files}
-    packed, found = io.BytesIO(), compute(weights)
-    np.savez_compressed(packed, **found)  # type: ignore[arg-type]
-    write(path, packed.getvalue())
+    found = compute(weights)
+    write(path, pack(found))
     return found
 
 
