@@ -26,7 +26,6 @@ from hoplib.experiment.results import ROOT
 from hoplib.experiment.run import versions
 
 SAMPLES, HALF_STEPS = 16, 24
-ROUNDING = 1e-14  # of the energy, relative to the sum of its terms' sizes
 GAINS = [0.25, 0.5, 1.0, 2.0, 4.0]
 SOLVED = {"tol": 1e-9, "max_iter": 3000}
 ELSEWHERE = 1e-3  # relative distance of two equilibria
@@ -44,14 +43,8 @@ def case(k: int) -> tuple[hop.HAM, Tensor, Tensor, float, float]:
 
 def rise(net: hop.HAM, x: Tensor, s: Tensor, omega: float, clipped: bool) -> float:
     """The largest rise of the energy in a half-step, in units of its rounding."""
-    f, before, worst = hop.EvenOdd(net, x, omega, clipped=clipped), net.energy(s, x), 0.0
-    blocks = f.every(s)
-    size = 1 + sum(float(W.abs().sum()) for W in net.W) + float(s.abs().sum(1).max())
-    for k in [0, 1] * (HALF_STEPS // 2):
-        blocks[k] = f.half(k, blocks)
-        now = net.energy(f.whole(blocks), x)
-        worst, before = max(worst, float((now - before).max())), now
-    return worst / (ROUNDING * size)
+    f = hop.EvenOdd(net, x, omega, clipped=clipped)
+    return float(teaching.rises(f, x, s, HALF_STEPS).max().clamp_min(0)) / teaching.rounding(net, s)
 
 
 def elsewhere(net: hop.HAM, x: Tensor, s: Tensor, omega: float) -> tuple[int, int]:

@@ -101,7 +101,7 @@ def main() -> None:
         x = torch.rand(args.batch, 784, generator=torch.Generator().manual_seed(0)).to(device)
 
         def solver(
-            even_odd: bool, method: hop.Picard, net: hop.Network = net, x: torch.Tensor = x
+            even_odd: bool, method: hop.Solver, net: hop.Network = net, x: torch.Tensor = x
         ) -> Callable[[], object]:
             return lambda: hop.solve(net, x, method, even_odd=even_odd, max_iter=ITERATIONS, early_stop=False)
 

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from . import checks, paper
-from .network import EvenOdd, Network, Synchronous, check_network
-from .relaxation import automatic
+from .network import Network, check_network
+from .relaxation import OverRelaxed, automatic
 from .rules import Affine
 from .solvers import REACH, SOLVER, Picard, Solution, Solver, Then, conjugate_gradients, iterate, residual
-from .sweep import AdjointSweep, Layers, Sweep, Turn
+from .sweep import AdjointSweep, Blocks, Layers, Sweep, Turn
 
 RESIDUAL = "a relative residual of at least 0"
 
@@ -89,7 +89,7 @@ class Adjoint:
         adjoint = f.adjoint(state, grad)
         tol = 32 * torch.finfo(grad.dtype).eps if self.tol is None else self.tol
         if self.solver is not None:
-            sol = iterate(adjoint, adjoint.first, self.solver, max_iter=self.max_iter, tol=tol)
+            sol = iterate(adjoint, adjoint.start(), self.solver, max_iter=self.max_iter, tol=tol)
             return adjoint.cotangent(sol.state), sol.converged
         mu, solved, symmetric = _symmetric(adjoint, tol, self.max_iter)
         if not bool(symmetric.all()):
@@ -328,7 +328,7 @@ def solve(
     even_odd = False if even_odd is None else even_odd
     first = solver.first if isinstance(solver, Then) else solver
     checks.able("solver", first, "init", SOLVER)
-    if isinstance(backward, ThroughTime) and not isinstance(solver, Picard):
+    if isinstance(backward, ThroughTime) and not isinstance(solver, Picard | OverRelaxed):
         raise ValueError(f"ThroughTime unrolls Picard steps; it cannot follow {solver!r}. Use Adjoint() instead.")
     if isinstance(solver, Then) and not early_stop:
         raise ValueError("Then goes on from where its first solver has met its criterion: it needs early_stop=True")
@@ -347,12 +347,12 @@ def solve(
         net.check_state(s0, len(x))
     with checks.full_precision(x):
         with torch.no_grad():
-            f = updates(net, x, first, even_odd)
+            f = updates(net, x, first, net.blocks(even_odd))
             z0 = f.start(s0)
             until = solver.at if isinstance(solver, Then) else tol
             sol = iterate(f, z0, first, max_iter=max_iter, tol=until, early_stop=early_stop, trace=trace)
             if isinstance(solver, Then):
-                f = _finish(f, sol, solver, even_odd, x, tol)
+                f = _finish(f, sol, solver, x, tol)
         sol.net = net
         if isinstance(backward, ThroughTime):
             sol.state = _unroll(f, x, z0, max_iter)
@@ -387,20 +387,21 @@ class Layer(nn.Module):
         return ", ".join([f"solver={self.solver!r}", *(f"{name}={value!r}" for name, value in self.options.items())])
 
 
-def updates(net: Network, x: Tensor, solver: Solver, even_odd: bool, like: Sweep | None = None) -> Sweep:
-    """The map that a solver iterates: its own where it has one, or these updates with its ω or the paper's."""
+def updates(net: Network, x: Tensor, solver: Solver, blocks: Blocks, like: Sweep | None = None) -> Sweep:
+    """The map that a solver iterates: its own where it has one, or a sweep of the blocks with its ω or the paper's."""
     if hasattr(solver, "sweep"):
-        own: Sweep = solver.sweep(net, x, even_odd, like)
+        own: Sweep = solver.sweep(net, x, blocks, like)
         return own
-    omega = paper.relaxation(net, even_odd) if solver.relaxation is None else solver.relaxation
-    return (EvenOdd if even_odd else Synchronous)(net, x, omega, like=like)
+    omega = paper.relaxation(net, len(blocks) > 1) if solver.relaxation is None else solver.relaxation
+    return net.sweep(x, blocks, omega, like=like)
 
 
-def _finish(f: Sweep, sol: Solution, then: Then, even_odd: bool, x: Tensor, tol: float) -> Sweep:
+def _finish(f: Sweep, sol: Solution, then: Then, x: Tensor, tol: float) -> Sweep:
     """Go on from the samples of `sol` that have met the first criterion; the sweep that the state is now one of."""
-    own = even_odd if then.even_odd is None else then.even_odd
+    blocks = [block.members for block in f.blocks]
+    own = blocks if then.even_odd is None else f.net.blocks(then.even_odd)
     g, z = f, sol.state
-    if own != even_odd or then.second.relaxation is not None or hasattr(then.second, "sweep"):
+    if own != blocks or then.second.relaxation is not None or hasattr(then.second, "sweep"):
         g = updates(f.net, x, then.second, own, like=f)
         z = g.cut(f.join(z))
     near = sol.converged.nonzero().flatten()

@@ -25,6 +25,12 @@ try:
 except ImportError:
     numba = None
 
+
+def versions() -> dict[str, str]:
+    """Who compiles the loops, for the records."""
+    return {} if numba is None else {"numba": numba.__version__}
+
+
 Array = NDArray[Any]  # (batch, n); of the last iterations (depth, batch, n)
 Loop = TypeVar("Loop", bound=Callable[..., Any])
 
@@ -120,12 +126,11 @@ def anderson(
     z: Array,
     slot: int,
     used: int,
-    mix: bool,
     mu: float,
     relative: bool,
     safeguard: bool,
 ) -> None:
-    """f = g − x and its row of FᵀF; then, to mix, z = Σ αⱼ g_j, or g where that is no number or not taken."""
+    """f = g − x and its row of FᵀF; then z = Σ αⱼ g_j, or g where that is no number or not taken."""
     A, alpha = np.empty((used, used), G.dtype), np.empty(used, G.dtype)
     tiny, window = np.finfo(G.dtype).tiny, [(slot - back) % len(G) for back in range(used)]
     for i in range(len(x)):
@@ -143,8 +148,6 @@ def anderson(
                 dot += f[j] * older[j]
             gram[i, slot, k] = gram[i, k, slot] = dot
             trace += gram[i, k, k]
-        if not mix:
-            continue
         for p in range(used):
             for q in range(used):
                 A[p, q] = gram[i, window[p], window[q]]

@@ -1,7 +1,7 @@
 """Links: undirected couplings of two layers. A link pushes activations up, pulls them down, and gives its gradients.
 
 For a link W of a lower layer a and an upper layer b the fields gain h_b += W r_a and h_a += Wᵀ r_b: one W serves both
-directions. A new coupling is a new class here: what it needs is `up`, `down`, `gradients` and its cost.
+directions. A new coupling is a new class: what it needs is `push`, `pull`, `gradients` and its cost.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.nn.grad import conv2d_weight
+from torch.nn.grad import conv2d_input, conv2d_weight
 
 from . import checks
 
@@ -69,10 +69,10 @@ class Dense(Link):
         return cls((2 * torch.rand(m, n, **options) - 1) * math.sqrt(6 / (n + m)))
 
     def push(self, r: Tensor, h: Tensor | None = None, out: Tensor | None = None) -> Tensor:
-        return product(self.W.T)(r, h, out)
+        return multiply(r, self.W.T, h, out)
 
     def pull(self, r: Tensor, h: Tensor | None = None, out: Tensor | None = None) -> Tensor:
-        return product(self.W)(r, h, out)
+        return multiply(r, self.W, h, out)
 
     def products(self) -> tuple[Product, Product]:
         M = self.W.T
@@ -91,23 +91,18 @@ class Dense(Link):
 
 def product(M: Tensor) -> Product:
     """h + r M."""
-    narrow, turned = M.shape[1] < NARROW, M.T
-
-    def times(r: Tensor, h: Tensor | None = None, out: Tensor | None = None) -> Tensor:
-        if narrow and out is not None and not suits_onednn(r, M):
-            part = torch.mm(turned, r.T).T
-            return out.copy_(part) if h is None else torch.add(h, part, out=out)
-        return multiply(r, M, h, out)
-
-    return times
+    return lambda r, h=None, out=None: multiply(r, M, h, out)
 
 
 def multiply(a: Tensor, b: Tensor, h: Tensor | None = None, out: Tensor | None = None) -> Tensor:
     """h + a b, into `out` where that is given (and no gradient wanted); h has the shape of the product or of a row."""
-    if not suits_onednn(a, b):
-        return torch.mm(a, b, out=out) if h is None else torch.addmm(h, a, b, out=out)
-    found = by_onednn(a, b, h)
-    return found if out is None else out.copy_(found)
+    if suits_onednn(a, b):
+        found = by_onednn(a, b, h)
+        return found if out is None else out.copy_(found)
+    if out is not None and b.shape[1] < NARROW:
+        turned = torch.mm(b.T, a.T).T
+        return out.copy_(turned) if h is None else torch.add(h, turned, out=out)
+    return torch.mm(a, b, out=out) if h is None else torch.addmm(h, a, b, out=out)
 
 
 def suits_onednn(a: Tensor, b: Tensor) -> bool:
@@ -166,14 +161,12 @@ class Conv(Link):
         self.a = (W.shape[1], *image)
         self.b = (W.shape[0], *((n + 2 * padding - k) // stride + 1 for n, k in zip(image, W.shape[2:], strict=True)))
         self.sizes = math.prod(self.a), math.prod(self.b)
-        reached = [(n - 1) * stride - 2 * padding + k for n, k in zip(self.b[1:], W.shape[2:], strict=True)]
-        self.rest = [n - m for n, m in zip(image, reached, strict=True)]  # rows and columns that the stride leaves out
 
     def push(self, r: Tensor, h: Tensor | None = None, out: Tensor | None = None) -> Tensor:
         return _add(h, functional.conv2d(r.reshape(-1, *self.a), self.W, **self.options), out)
 
     def pull(self, r: Tensor, h: Tensor | None = None, out: Tensor | None = None) -> Tensor:
-        images = functional.conv_transpose2d(r.reshape(-1, *self.b), self.W, output_padding=self.rest, **self.options)
+        images = conv2d_input((len(r), *self.a), self.W, r.reshape(-1, *self.b), **self.options)  # type: ignore[no-untyped-call]
         return _add(h, images, out)
 
     def gradients(self, r_a: Tensor, mu_b: Tensor, r_b: Tensor | None, mu_a: Tensor | None) -> list[Tensor]:

@@ -16,7 +16,7 @@ from . import activations, checks, paper
 from .activations import Activation, Effective, PerLayer
 from .links import MOST, Dense, Link, Product
 from .rules import ChnRule, HamRule, Rule
-from .sweep import Block, Layers, Sweep, Turn, check_omega, check_relaxation
+from .sweep import Block, Blocks, Layers, Sweep, Turn, check_omega, check_relaxation
 
 
 def default_device() -> torch.device:
@@ -88,6 +88,10 @@ class Network(nn.Module):
         """The layers of the other parity."""
         return tuple(l for l, colour in two_colours(self.ends, self.hidden).items() if colour == 1)
 
+    def blocks(self, even_odd: bool) -> list[tuple[int, ...]]:
+        """Who is updated together, in the order of the turns: all layers, or by parity, the output's parity last."""
+        return sorted([self.even, self.odd], key=lambda block: self.hidden[-1] in block) if even_odd else [self.hidden]
+
     @property
     def W(self) -> list[Tensor]:
         """The weights of the links, in their order: of a chain, W_0 = U, W_1, …"""
@@ -147,7 +151,7 @@ class Network(nn.Module):
     def sweep(
         self,
         x: Tensor,
-        blocks: Sequence[Sequence[int]],
+        blocks: Blocks,
         omega: float = 1.0,
         *,
         like: Sweep | None = None,
@@ -236,20 +240,23 @@ class Network(nn.Module):
 
     def check_kind(self, x: Tensor) -> None:
         """The same, without a look at its values."""
-        n = self.layers[0]
-        if not isinstance(x, Tensor) or x.layout != torch.strided:
-            raise TypeError(f"x must be a dense torch tensor of shape (batch, {n}), not {_kind(x)}")
-        if x.ndim != 2 or x.shape[1] != n:
-            raise ValueError(f"x must have shape (batch, {n}) for layers={list(self.layers)}, not {tuple(x.shape)}")
-        _check_like("x", x, self.b[0])
+        self._check_tensor("x", x, self.layers[0])
 
     def check_state(self, s: Tensor, batch: int) -> None:
         """Raise an error that names the problem unless s is a (batch, N) tensor like the weights."""
-        if not isinstance(s, Tensor) or s.layout != torch.strided:
-            raise TypeError(f"a state must be a dense torch tensor of shape ({batch}, {self.N}), not {_kind(s)}")
-        if s.shape != (batch, self.N):
-            raise ValueError(f"a state must have shape ({batch}, {self.N}), not {tuple(s.shape)}")
-        _check_like("the state", s, self.b[0])
+        self._check_tensor("the state", s, self.N, batch)
+
+    def _check_tensor(self, name: str, t: object, n: int, batch: int | None = None) -> None:
+        shape, w = f"({'batch' if batch is None else batch}, {n})", self.b[0]
+        if not isinstance(t, Tensor) or t.layout != torch.strided:
+            kind = f"a tensor of layout {t.layout}" if isinstance(t, Tensor) else type(t).__name__
+            raise TypeError(f"{name} must be a dense torch tensor of shape {shape}, not {kind}")
+        if t.ndim != 2 or t.shape[1] != n or batch not in (None, len(t)):
+            raise ValueError(f"{name} must have shape {shape} for layers={list(self.layers)}, not {tuple(t.shape)}")
+        if t.dtype != w.dtype:
+            raise TypeError(f"{name} has dtype {t.dtype}, the network {w.dtype}; convert with .to({w.dtype})")
+        if t.device != w.device:
+            raise ValueError(f"{name} is on {t.device}, the network on {w.device}; move it with .to('{w.device}')")
 
     def forward(self, x: Tensor) -> Tensor:
         raise NotImplementedError("a network is solved by hop.solve(net, x); in a torch model it is hop.Layer(net)")
@@ -365,30 +372,16 @@ def check_network(net: object) -> None:
         raise TypeError(f"net must be a network such as hop.HAM(layers=[784, 1990, 10]), not {type(net).__name__}")
 
 
-def _kind(t: object) -> str:
-    return f"a tensor of layout {t.layout}" if isinstance(t, Tensor) else type(t).__name__
-
-
-def _check_like(name: str, t: Tensor, w: Tensor) -> None:
-    if t.dtype != w.dtype:
-        raise TypeError(f"{name} has dtype {t.dtype}, the network {w.dtype}; convert with .to({w.dtype})")
-    if t.device != w.device:
-        raise ValueError(f"{name} is on {t.device}, the network on {w.device}; move it with .to({str(w.device)!r})")
-
-
-def Synchronous(net: Network, x: Tensor, relaxation: float = 1.0, *, like: Sweep | None = None) -> Sweep:
+def Synchronous(net: Network, x: Tensor, relaxation: float = 1.0) -> Sweep:
     """s ↦ (1 − ω) s + ω f(s, x): Eq. (5) for a CHN, Eq. (6) for a HAM. With ω the step size, it is forward Euler."""
     check_network(net)
-    return net.sweep(x, [net.hidden], relaxation, like=like)
+    return net.sweep(x, net.blocks(even_odd=False), relaxation)
 
 
-def EvenOdd(
-    net: Network, x: Tensor, relaxation: float = 1.0, *, like: Sweep | None = None, clipped: bool = False
-) -> Sweep:
+def EvenOdd(net: Network, x: Tensor, relaxation: float = 1.0, *, clipped: bool = False) -> Sweep:
     """The layers without the output settle in the field of the others, then those in the field of the first.
 
     `clipped`: over-relaxation (ω > 1) stops short of where it could raise the energy (`hop.OverRelaxed`).
     """
     check_network(net)
-    blocks = sorted([net.even, net.odd], key=lambda block: net.hidden[-1] in block)
-    return net.sweep(x, blocks, relaxation, like=like, clipped=clipped)
+    return net.sweep(x, net.blocks(even_odd=True), relaxation, clipped=clipped)

@@ -31,24 +31,24 @@ class Dense:
     b_odd: Tensor
 
 
+@torch.no_grad()
 def dense(net: Network) -> Dense:
     """All of the network's matrices, as the paper prints them. Its layers must be a chain."""
     check_network(net)
     if net.ends != list(pairwise(range(len(net.layers)))) or not all(isinstance(l, links.Dense) for l in net.links):
         raise ValueError(f"the paper's matrices are those of a chain of dense links; this network has {net.ends}")
-    at, N = net.all.slices, net.N
-    W = net.W[0].new_zeros(N, N)
-    for i in net.hidden[:-1]:
-        W[at[i + 1], at[i]] = net.W[i].detach()
-        W[at[i], at[i + 1]] = net.W[i].detach().T
-    U = net.W[0].new_zeros(N, net.layers[0])
-    U[at[1]] = net.W[0].detach()
-    b = torch.cat([b.detach() for b in net.b])
-    eye = torch.eye(N, dtype=W.dtype, device=W.device)
-    P = torch.cat([eye[at[l]] for l in (*net.even, *net.odd)])
-    n = sum(net.layers[l] for l in net.even)
-    PWP, PU, Pb = P @ W @ P.T, P @ U, P @ b
-    return Dense(W, U, b, P, PWP[n:, :n], PU[n:], Pb[:n], Pb[n:])
+    hidden, even, odd = net.hidden, net.even, net.odd
+    eye = torch.eye(net.N, dtype=net.W[0].dtype, device=net.W[0].device)
+    return Dense(
+        W=matrix(net, hidden, hidden),
+        U=matrix(net, hidden, [0]),
+        b=bias(net, hidden),
+        P=torch.cat([eye[net.slices[l]] for l in (*even, *odd)]),
+        W_P=matrix(net, odd, even),
+        U_odd=matrix(net, odd, [0]),
+        b_even=bias(net, even),
+        b_odd=bias(net, odd),
+    )
 
 
 # -- the maps ---------------------------------------------------------------------------------------------------

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from . import checks, paper
 from .network import EvenOdd, Network, check_network
-from .solvers import Picard, iterate
-from .sweep import Sweep, check_omega, clip
+from .solvers import Picard, Solver, iterate
+from .sweep import Blocks, Sweep, check_omega, clip
 
 FIRST_OMEGA = 1.05  # before the best ω is known
 FIRST_LOOK = 3  # the sweep after which it is chosen; again after twice as many, four times, and so on
@@ -24,7 +24,7 @@ OMEGAS = torch.arange(100, 190, dtype=torch.float64) / 100  # to choose from
 
 
 @dataclass(frozen=True)
-class OverRelaxed(Picard):
+class OverRelaxed:
     """Even-odd sweeps whose half-steps overshoot: s ← h + (ω − 1)·clamp(h − s, −c, c), c = −2 ln(ω − 1)/(κω).
 
     For a HAM with |ρ''| ≤ κρ' and any 0 < ω < 2 no half-step raises the energy, whatever the weights. Near a strict
@@ -36,22 +36,24 @@ class OverRelaxed(Picard):
     it (a spectral radius below about 0.3), there is nothing to gain.
     """
 
+    relaxation: float | None = None
+
     def __post_init__(self) -> None:
         if self.relaxation is not None:
             check_omega(self.relaxation)
 
-    def sweep(self, net: Network, x: Tensor, even_odd: bool, like: Sweep | None = None) -> Sweep:
+    def init(self, z: Tensor) -> Picard:
+        return Picard()
+
+    def sweep(self, net: Network, x: Tensor, blocks: Blocks, like: Sweep | None = None) -> Sweep:
         """The clipped map; where no ω is given, it finds its pace."""
-        if not even_odd:
-            raise ValueError("OverRelaxed needs even_odd=True: synchronous updates, over-relaxed, raise the energy")
-        if self.relaxation is not None:
-            return EvenOdd(net, x, self.relaxation, like=like, clipped=True)
-        f = EvenOdd(net, x, FIRST_OMEGA, like=like, clipped=True)
-        f.pace = Pace()
+        omega = FIRST_OMEGA if self.relaxation is None else self.relaxation
+        f = net.sweep(x, blocks, omega, like=like, clipped=True)
+        f.pace = Pace() if self.relaxation is None else None
         return f
 
 
-def automatic(net: Network) -> tuple[Picard, bool]:
+def automatic(net: Network) -> tuple[Solver, bool]:
     """The way to settle this network when none is asked for: solver, even-odd or not.
 
     Even-odd updates, over-relaxed where no half-step can raise the energy (a HAM, ρ with a κ) and the state has more
@@ -59,10 +61,10 @@ def automatic(net: Network) -> tuple[Picard, bool]:
     sweep, which keeps the hidden layer too, costs more than it saves. A graph that is not bipartite is updated at once.
     """
     try:
-        sides = net.even, net.odd
+        blocks = net.blocks(even_odd=True)
     except ValueError:
         return Picard(), False
-    clips = all(net.rule(net.rho.of(side), False).kappa is not None for side in sides if side)
+    clips = all(net.rule(net.rho.of(block), False).kappa is not None for block in blocks if block)
     return (OverRelaxed() if clips and len(net.hidden) > 2 else Picard()), True
 
 
@@ -118,12 +120,12 @@ class Pace:
 
 
 @torch.no_grad()
-def radius(net: Network, x: Tensor, s: Tensor, steps: int = 10, start: Tensor | None = None) -> Tensor:
+def radius(net: Network, x: Tensor, s: Tensor, steps: int = 10) -> Tensor:
     """The spectral radius of a HAM's even-odd Jacobian at the equilibrium s, for each input: the rate of convergence.
 
     J = W_Pᵀ D_odd W_P D_even, D = diag ρ'(s), is similar to GᵀG with G = D_odd^½ W_P D_even^½, so it is the largest
-    eigenvalue of a symmetric matrix: by Lanczos' method from `start` (batch, size of the block updated last), one run
-    for each sample. It comes from below: ten steps give a few per cent, forty all digits.
+    eigenvalue of a symmetric matrix: by Lanczos' method, one run for each sample. It comes from below: ten steps give a
+    few per cent, forty all digits.
     """
     f = EvenOdd(net, x)
     d_first, d_last = (f.rules[k].rho.drho(part) for k, part in f.every(s).items())
@@ -133,7 +135,7 @@ def radius(net: Network, x: Tensor, s: Tensor, steps: int = 10, start: Tensor | 
         up = f.transposed(0, f.blocks[1].views(root * v))
         return root * f.transposed(1, f.blocks[0].views(d_first * up))
 
-    v, steps, eps = root if start is None else start, min(steps, root.shape[1]), torch.finfo(root.dtype).eps
+    v, steps, eps = root, min(steps, root.shape[1]), torch.finfo(root.dtype).eps
     basis, T = v.new_zeros(steps, *v.shape), v.new_zeros(len(v), steps, steps)
     for k in range(steps):
         length = v.norm(dim=1)
@@ -160,7 +162,7 @@ def best_omega(net: Network, x: Tensor, samples: int = 8) -> float:
     net.check_input(x)
     checks.integer("samples", samples, 1)
     x = x[torch.linspace(0, len(x) - 1, min(samples, len(x))).round().long()]
-    f = OverRelaxed(1.4).sweep(net, x, even_odd=True)
+    f = EvenOdd(net, x, 1.4, clipped=True)
     sol = iterate(f, f.start(), Picard(), max_iter=paper.max_iter(net, True), tol=paper.TOL)
     with checks.full_precision(x):
         return fewest(radius(net, x, f.join(sol.state)))

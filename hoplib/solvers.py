@@ -91,7 +91,7 @@ class Steps(Protocol):
 class Solver(Protocol):
     """A way to find a fixed point: `init` starts it on a batch. Its ω, None for the paper's, is part of the map.
 
-    A solver with a map of its own has `sweep(net, x, even_odd, like)` besides, as `OverRelaxed`.
+    A solver with a map of its own has `sweep(net, x, blocks, like)` besides, as `OverRelaxed`.
     """
 
     @property
@@ -144,7 +144,6 @@ class Anderson:
     m: int = 4
     mu: float = 1e-10
     relative: bool = False
-    plain_steps: int = 1
     safeguard: bool = True
 
     def __post_init__(self) -> None:
@@ -152,7 +151,6 @@ class Anderson:
             check_relaxation(self.relaxation)
         checks.integer("Anderson's window m", self.m, 1)
         checks.number("Anderson's regularisation mu", self.mu, "a number of at least 0")
-        checks.integer("Anderson's plain_steps", self.plain_steps, 0)
         checks.flag("relative", self.relative)
         checks.flag("safeguard", self.safeguard)
 
@@ -170,20 +168,18 @@ class AndersonSteps:
         self.one = torch.eye(self.depth, dtype=z.dtype, device=z.device)
 
     def step(self, z: Tensor, values: Values) -> Tensor:
-        o, g, mix = self.options, values[0], values.k >= self.options.plain_steps
+        o, g = self.options, values[0]
         slot, used = values.k % self.depth, min(values.k + 1, o.m)
         if values.compiled:
-            new = torch.empty_like(g) if mix else g
+            new = torch.empty_like(g)
             z_, G_, F_, gram_, new_ = (t.detach().numpy() for t in (z, values.G, self.F, self.gram, new))
-            kernels.anderson(z_, G_, F_, gram_, new_, slot, used, mix, float(o.mu), o.relative, o.safeguard)
+            kernels.anderson(z_, G_, F_, gram_, new_, slot, used, float(o.mu), o.relative, o.safeguard)
             return new
         f = torch.sub(g, z, out=self.F[slot])
         window = slice(used) if self.depth == o.m else [(slot - j) % self.depth for j in range(used)]  # where m < 3
         F, G = self.F[window].transpose(0, 1), values.G[window].transpose(0, 1)
         row = torch.bmm(f[:, None], F.mT).squeeze(1)  # ten times faster than F f
         self.gram[:, slot, window] = self.gram[:, window, slot] = row
-        if not mix:
-            return g
         gram = self.gram[:, window][:, :, window].clone()
         diagonal = gram.diagonal(dim1=1, dim2=2)
         tiny = torch.finfo(g.dtype).tiny
@@ -228,10 +224,6 @@ class Then:
         checks.integer("Then's steps", self.steps, 1)
         if self.even_odd is not None:
             checks.flag("even_odd", self.even_odd)
-
-    @property
-    def relaxation(self) -> float | None:
-        return self.first.relaxation
 
 
 @dataclass

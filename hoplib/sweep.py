@@ -15,7 +15,7 @@ import math
 from collections.abc import Mapping, Sequence, Set
 from copy import copy
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -26,8 +26,10 @@ from .rules import Affine, ChnRule, Rule, Slopes
 
 if TYPE_CHECKING:
     from .network import Network
+    from .relaxation import Pace
 
 Layers = dict[int, Tensor]
+Blocks = Sequence[Sequence[int]]  # the layers that are updated together, in the order of their turns
 
 
 class Block:
@@ -85,14 +87,6 @@ def clip(omega: float, rule: Rule) -> float:
     return -2 * math.log(omega - 1) / (rule.kappa * omega) if omega > 1 and rule.kappa > 0 else math.inf
 
 
-class Pace(Protocol):
-    """Looks at every sweep, at what went in and what came out, and may change the ω of the next ones."""
-
-    def __call__(self, f: Sweep, z: Tensor, new: Tensor) -> None: ...
-
-    def restrict(self, keep: Tensor) -> Pace: ...
-
-
 class Sweep:
     """z ↦ f(z), the state after a sweep, by blocks in the order of their turns.
 
@@ -106,7 +100,7 @@ class Sweep:
         self,
         net: Network,
         drive: Layers,
-        blocks: Sequence[Sequence[int]],
+        blocks: Blocks,
         rules: Sequence[Rule],
         omega: float = 1.0,
         products: Mapping[tuple[int, int], tuple[Product, Product]] | None = None,
@@ -216,16 +210,18 @@ class Sweep:
         """The blocks that z holds, by their number."""
         return {k: z[:, place] for k, place in self.places.items()}
 
+    def complete(self, z: Tensor) -> dict[int, Tensor]:
+        """All blocks: those that z holds, and the one that follows from them."""
+        s = self.open(z)
+        return {0: self.half(0, s), **s} if self.forgets else s
+
     def start(self, s: Tensor | None = None) -> Tensor:
         """z⁰: the paper's s⁰ = 0, or that part of the given state."""
         return self.like.new_zeros(self.batch, self.size) if s is None else self.cut(s)
 
     def join(self, z: Tensor) -> Tensor:
         """The state (batch, N) that z stands for."""
-        s = self.open(z)
-        if self.forgets:
-            s[0] = self.half(0, s)
-        return self.whole(s)
+        return self.whole(self.complete(z))
 
     def cut(self, s: Tensor) -> Tensor:
         """The part z of a state that the sweep iterates."""
@@ -342,7 +338,7 @@ class AdjointSweep(Sweep):
     def __init__(
         self,
         net: Network,
-        blocks: Sequence[Sequence[int]],
+        blocks: Blocks,
         rules: Sequence[Affine],
         products: Mapping[tuple[int, int], tuple[Product, Product]],
         lit: Set[int],
@@ -354,18 +350,6 @@ class AdjointSweep(Sweep):
     def __call__(self, z: Tensor, out: Tensor | None = None) -> Tensor:
         return super().__call__(z, out)
 
-    def begin(self) -> tuple[dict[int, Tensor], Set[int] | None]:
-        """λ before the first term, and where it is not 0: g in the last block, with what a forgotten one adds to it."""
-        last = len(self.blocks) - 1
-        s = {k: torch.zeros_like(g) for k, g in enumerate(self.g)}
-        s[last] = self.g[last]
-        lit: Set[int] | None = {l for l in self.lit if l in self.blocks[last].members}
-        if self.forgets and self.lit != lit:
-            s[0] = self.g[0]
-            s[last] = self.half(last, s, lit=self.lit)
-            lit = self.grow(self.lit, last)
-        return s, lit
-
     def grow(self, lit: Set[int] | None, k: int) -> Set[int] | None:
         """The layers that are lit after block k's turn; None: all."""
         if lit is None or len(lit) == len(self.net.hidden):
@@ -376,27 +360,25 @@ class AdjointSweep(Sweep):
 
     @torch.no_grad()
     def neumann(self, terms: int) -> Tensor:
-        """The cotangent of so many terms of the series: what autograd through as many sweeps gives at a fixed point."""
-        s, lit = self.begin()
-        turns = [*range(len(self.blocks))]
-        for k in turns * (terms - 1) + turns[:-1]:
+        """The cotangent of so many terms of the series: what autograd through as many sweeps gives at a fixed point.
+
+        It starts from g in the last block, to which a forgotten one adds what its own g makes there.
+        """
+        last = len(self.blocks) - 1
+        turns = [*range(last + 1)] * terms
+        s = {k: torch.zeros_like(g) for k, g in enumerate(self.g)} | {last: self.g[last]}
+        lit: Set[int] | None = self.lit & {*self.blocks[last].members}
+        if self.forgets and self.lit != lit:
+            s[0], lit, turns = self.g[0], self.lit, [last, *turns]
+        for k in turns[:-1]:
             s[k] = self.half(k, s, torch.empty_like(s[k]), lit)
             lit = self.grow(lit, k)
         return self.cotangent_of(s)
 
-    @property
-    def first(self) -> Tensor:
-        """Where an iteration to the fixed point starts."""
-        s, _ = self.begin()
-        return torch.cat([s[k] for k in self.kept], 1)
-
     @torch.no_grad()
     def cotangent(self, z: Tensor) -> Tensor:
         """The gradient by the field of every neuron, (batch, N), given the fixed point."""
-        s = self.open(z)
-        if self.forgets:
-            s[0] = self.half(0, s)
-        return self.cotangent_of(s)
+        return self.cotangent_of(self.complete(z))
 
     def cotangent_of(self, s: Mapping[int, Tensor]) -> Tensor:
         return self.whole({k: self.rules[k].emit(t) for k, t in s.items()})

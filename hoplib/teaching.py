@@ -6,13 +6,14 @@ Dense and slow, for networks of a few dozen neurons. `hoplib` does not import it
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import accumulate, pairwise
+from itertools import cycle, islice
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from . import oracle
 from .activations import Activation
 from .network import Network
 from .solvers import trajectory
@@ -64,17 +65,14 @@ def pair(
     return net
 
 
+@torch.no_grad()
 def whole(net: Network, b_0: float = 0.0) -> tuple[Tensor, Tensor]:
     """W and b of the paper's Figure 1, where the input, with the bias b₀, is the first layer of the state [s₀; s₁; …].
 
     Of a chain of layers: block (i + 1, i) is W_i, block (i, i + 1) is W_iᵀ, all else is zero.
     """
-    at = [slice(a, b) for a, b in pairwise([0, *accumulate(net.layers)])]
-    W = torch.zeros(sum(net.layers), sum(net.layers), **EXACT)
-    for i, W_i in enumerate(net.W):
-        W[at[i + 1], at[i]] = W_i.detach()
-        W[at[i], at[i + 1]] = W_i.detach().T
-    return W, torch.cat([torch.full((net.layers[0],), b_0, **EXACT), *(b.detach() for b in net.b)])
+    layers = range(len(net.layers))
+    return oracle.matrix(net, layers, layers), torch.cat([torch.full((net.layers[0],), b_0, **EXACT), *net.b])
 
 
 def gather(net: Network, s: Tensor, layers: Sequence[int]) -> Tensor:
@@ -85,6 +83,29 @@ def gather(net: Network, s: Tensor, layers: Sequence[int]) -> Tensor:
 def path(f: Sweep, s: Tensor, steps: int) -> Tensor:
     """The states s, f(s), f(f(s)), …: (steps + 1, batch, size)."""
     return torch.cat([s[None], trajectory(f, s, iterations=steps)])
+
+
+@torch.no_grad()
+def half_steps(f: Sweep, s: Tensor, turns: int) -> Tensor:
+    """The state s, and after each of so many turns of the sweep's blocks: (turns + 1, batch, N)."""
+    blocks, states = f.every(s), [s]
+    for k in islice(cycle(blocks), turns):
+        blocks[k] = f.half(k, blocks)
+        states.append(f.whole(blocks))
+    return torch.stack(states)
+
+
+@torch.no_grad()
+def rises(f: Sweep, x: Tensor, s: Tensor, turns: int) -> Tensor:
+    """By how much each of so many turns of the sweep's blocks raises the energy: (turns, batch)."""
+    states = half_steps(f, s, turns)
+    return f.net.energy(states.flatten(0, 1), x.repeat(turns + 1, 1)).view(turns + 1, -1).diff(dim=0)
+
+
+@torch.no_grad()
+def rounding(net: Network, s: Tensor) -> float:
+    """What the rounding of the energy can be at states such as s: 1e-14 of the sum of its terms' sizes."""
+    return 1e-14 * (1 + sum(float(W.abs().sum()) for W in net.W) + float(s.abs().sum(1).max()))
 
 
 def gap(a: Tensor, b: Tensor, relative: bool = False) -> float:

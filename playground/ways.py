@@ -22,7 +22,7 @@ COLOURS = {  # seaborn's "colorblind"
 }
 
 
-def ways(net: hop.HAM, x: Tensor, omega: float) -> dict[str, tuple[hop.Sweep, hop.Picard]]:
+def ways(net: hop.HAM, x: Tensor, omega: float) -> dict[str, tuple[hop.Sweep, hop.Solver]]:
     """Name → the map and its solver."""
     return {
         "synchronous": (hop.Synchronous(net, x), hop.Picard()),

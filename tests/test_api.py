@@ -103,7 +103,6 @@ ANDERSON = st.builds(
         m=perhaps(SMALL),
         mu=perhaps(st.floats(0, 1)),
         relative=perhaps(st.booleans()),
-        plain_steps=perhaps(st.integers(0, 5)),
         safeguard=perhaps(st.booleans()),
     ),
 )

@@ -76,10 +76,10 @@ def test_inputs(x, error, message):
         ({"tol": float("nan")}, ValueError, "tol must be"),
         ({"max_iter": 0}, ValueError, "max_iter must be an integer of at least 1, not 0"),
         ({"max_iter": 2.5}, ValueError, "max_iter must be an integer"),
-        ({"s0": torch.zeros(5, 10)}, ValueError, r"shape \(5, 11\), not \(5, 10\)"),
+        ({"s0": torch.zeros(5, 10)}, ValueError, r"shape \(5, 11\) for layers=.*, not \(5, 10\)"),
         ({"s0": torch.zeros(5, 11).double()}, TypeError, "the state has dtype"),
-        ({"s0": torch.zeros(5, 11).numpy()}, TypeError, "a state must be a dense torch tensor .* not ndarray"),
-        ({"s0": torch.zeros(5, 11).to_sparse()}, TypeError, "a state must be a dense torch tensor"),
+        ({"s0": torch.zeros(5, 11).numpy()}, TypeError, "the state must be a dense torch tensor .* not ndarray"),
+        ({"s0": torch.zeros(5, 11).to_sparse()}, TypeError, "the state must be a dense torch tensor"),
         ({"tol": True}, ValueError, "tol must be a relative residual of at least 0, not True"),
         ({"tol": "1e-4"}, ValueError, "tol must be a relative residual of at least 0, not '1e-4'"),
         ({"tol": None}, ValueError, "tol must be a relative residual"),
@@ -198,7 +198,7 @@ class NoSlope(hop.Activation):
         (lambda: hop.dense(X), "net must be a network such as"),
         (lambda: hop.Synchronous(NET, X.tolist()), "x must be a dense torch tensor"),
         (lambda: NET.step(NET.zeros(5), X.long()), r"x has dtype torch\.int64"),
-        (lambda: NET.flow(None, X), "a state must be a dense torch tensor"),
+        (lambda: NET.flow(None, X), "the state must be a dense torch tensor"),
         (lambda: hop.Dense([[1.0]]), r"W must be a matrix \(n_b × n_a\), not \[\[1.0\]\]"),
         (lambda: hop.Dense(torch.zeros(2)), r"not a tensor \(2,\) of torch\.float32"),
         (lambda: hop.Conv(torch.zeros(2, 2), (4, 4)), "W must be of shape .channels of b"),
@@ -214,8 +214,8 @@ class NoSlope(hop.Activation):
         (lambda: hop.load_data("mnist", root=3), "root must be the path of a folder, not 3"),
         (lambda: Config("3-HAM"), r"row must be a Row, not '3-HAM'; configure\(\) finds one"),
         (lambda: hop.load_data("mnist", dtype=1.5), r"dtype must be torch\.float32 or torch\.float64, not 1\.5"),
-        (lambda: NET.energy(torch.zeros(5, 11).numpy(), X), "a state must be a dense torch tensor .* not ndarray"),
-        (lambda: NET.energy(torch.zeros(5, 11).to_sparse(), X), "a state must be a dense torch tensor"),
+        (lambda: NET.energy(torch.zeros(5, 11).numpy(), X), "the state must be a dense torch tensor .* not ndarray"),
+        (lambda: NET.energy(torch.zeros(5, 11).to_sparse(), X), "the state must be a dense torch tensor"),
     ],
 )
 def test_objects(make, message):
@@ -281,6 +281,8 @@ def test_any_network_and_input_gives_an_account_of_every_sample(layers, seed, ba
     assert sol.output.shape == (batch, layers[-1])
     assert set(sol.status.tolist()) <= {s.value for s in hop.Status}
     assert ((sol.iterations >= 0) & (sol.iterations <= 24)).all()
-    assert ((sol.residual < 1e-4) == sol.converged).all()
+    below = sol.residual < 1e-4
+    assert below[sol.converged].all()
+    assert anderson or torch.equal(below, sol.converged)  # Anderson's map values may be near each other by chance
     finite = sol.status != hop.Status.NOT_FINITE
     assert sol.state[finite].isfinite().all()

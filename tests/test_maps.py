@@ -166,7 +166,7 @@ def test_the_adjoint_sums_the_powers_of_the_transposed_jacobian(model, layers, e
         lam = torch.linalg.solve(torch.eye(net.N, dtype=s.dtype) - J.T, grad[0])
         slope = net.rho.drho(s) if model is hop.CHN else 1  # of a neuron by its field
         adjoint = f.adjoint(s, grad)
-        found = hop.iterate(adjoint, adjoint.first, hop.Picard(), max_iter=1000, tol=1e-15).state
+        found = hop.iterate(adjoint, adjoint.start(), hop.Picard(), max_iter=1000, tol=1e-15).state
         torch.testing.assert_close(adjoint.cotangent(found)[0], (slope * lam).flatten(), atol=1e-10, rtol=1e-10)
 
 

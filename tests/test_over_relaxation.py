@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import hoplib as hop
-from hoplib import kernels
+from hoplib import kernels, teaching
 from hoplib.relaxation import automatic, radius, rate
 from hoplib.sweep import clip
 
@@ -29,13 +29,7 @@ def rho(request):
 
 def rises(net, x, s, omega, turns=6, clipped=True):
     """By how much the energy rose in each half-step, (turns, batch)."""
-    f = hop.EvenOdd(net, x, omega, clipped=clipped)
-    blocks, found = f.every(s), []
-    for k in [0, 1] * (turns // 2):
-        before = net.energy(f.whole(blocks), x)
-        blocks[k] = f.half(k, blocks)
-        found.append(net.energy(f.whole(blocks), x) - before)
-    return torch.stack(found).detach()
+    return teaching.rises(hop.EvenOdd(net, x, omega, clipped=clipped), x, s, turns)
 
 
 # -- the law ----------------------------------------------------------------------------------------------------
@@ -86,11 +80,7 @@ def test_blocks_of_ones_own_and_mixed_activations_keep_the_law():
     x = torch.rand(8, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     f = net.sweep(x, [[2], [1], [3]], 1.8, clipped=True)
     assert f.clips == [clip(1.8, hop.HamRule(net.rho.at(l))) for l in (2, 1, 3)]
-    blocks = f.every(random_state(net, 8, scale=3))
-    for k in [0, 1, 2] * 4:
-        before = net.energy(f.whole(blocks), x)
-        blocks[k] = f.half(k, blocks)
-        assert (net.energy(f.whole(blocks), x) - before).max() < 1e-12
+    assert teaching.rises(f, x, random_state(net, 8, scale=3), 12).max() < 1e-12
 
 
 def test_without_the_clip_the_energy_rises():
@@ -287,7 +277,7 @@ def test_the_best_omega_is_found_and_pays():
 def test_it_finds_its_pace(scale):
     """ω is chosen after 3, 6, 12, … sweeps by Young's relation; no sweep raises the energy; a repeat is the same."""
     net, x = tiny(hop.HAM, [20, 18, 16, 14, 12, 10, 8], scale=scale, batch=32)
-    f = hop.OverRelaxed().sweep(net, x, even_odd=True)
+    f = hop.OverRelaxed().sweep(net, x, net.blocks(even_odd=True))
     s, omegas, steps = f.start(), [f.omega], []
     energies = [net.energy(f.join(s), x)]
     for _ in range(26):
@@ -404,7 +394,7 @@ def test_a_chn_and_synchronous_updates_are_refused():
     with pytest.raises(ValueError, match=r"ChnRule .* A CHN is a HAM with Effective"):
         hop.solve(chn, x, hop.OverRelaxed(1.4), even_odd=True)
     net, x = tiny(hop.HAM, DEPTHS[3])
-    with pytest.raises(ValueError, match="needs even_odd=True"):
+    with pytest.raises(ValueError, match=r"in turns \(even_odd=True\)"):
         hop.solve(net, x, hop.OverRelaxed(1.4))
     with pytest.raises(ValueError, match="coupled with each other"):
         net.sweep(x, [net.hidden], 1.4, clipped=True)

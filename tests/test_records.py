@@ -275,11 +275,8 @@ class TestMeaning:
         training = train.Training(config, torch.device("cpu"))
         assert not load_checkpoint(training, checkpoint_of(path.parents[2]))
         monkeypatch.undo()
-        old = {k: v for k, v in record.items() if k not in ("sha256", "npz_sha256")}
-        path.write_text(json.dumps({**old, "config": {**old["config"], "numerics": 2}}))
-        assert why(path) == f"numerics 2, now {now}"
-        path.write_text(json.dumps(old))
-        assert why(path) == "damaged", "a record of this version has a digest"
+        path.write_text(json.dumps({k: v for k, v in record.items() if k not in ("sha256", "npz_sha256")}))
+        assert why(path) == "damaged", "a record has a digest"
 
 
 def test_a_checkpoint_runs_no_code(tmp_path):

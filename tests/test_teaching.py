@@ -85,3 +85,14 @@ def test_multiply_adds_are_those_that_the_network_states(even_odd):
     with teaching.MultiplyAdds() as counter:
         f(z)
     assert counter.count == 2 * net.multiply_adds()
+
+
+def test_half_steps_are_the_blocks_turns_and_their_rises_those_of_the_energy():
+    net = teaching.network(hop.HAM, [5, 4, 3, 2])
+    x, s = teaching.sample(net, 2)
+    f = hop.EvenOdd(net, x)
+    states = teaching.half_steps(f, s, 5)
+    assert torch.equal(states[0], s)
+    assert teaching.gap(f.cut(states[4]), f(f(f.cut(s)))) < 1e-14
+    E = torch.stack([net.energy(t, x) for t in states]).detach()
+    assert teaching.gap(teaching.rises(f, x, s, 5), E.diff(dim=0)) < teaching.rounding(net, s) < 1e-11

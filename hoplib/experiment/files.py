@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
@@ -72,6 +73,13 @@ def write(path: Path, content: bytes | Mapping[str, Any]) -> None:
     """Put bytes, or plain data as JSON, in a file, atomically."""
     with atomic(path) as part:
         part.write_bytes(content if isinstance(content, bytes) else (json.dumps(content, indent=1) + "\n").encode())
+
+
+def pack(arrays: Mapping[str, Any]) -> bytes:
+    """The arrays as .npz."""
+    packed = io.BytesIO()
+    np.savez_compressed(packed, **arrays)
+    return packed.getvalue()
 
 
 # -- checkpoints ------------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from torch import Tensor
 from .. import paper
 from ..data import Data
 from ..equilibrium import solve
-from ..network import HAM, EvenOdd, Network
+from ..network import HAM, Network
 from ..paper import TOL
 from ..relaxation import OverRelaxed, best_omega, radius
 from ..solvers import Anderson, Picard, Solver, Status, residual
@@ -28,6 +28,7 @@ CRITERIA = tuple(10 ** (e / 2) for e in range(-16, -3))  # 1e-8 … 1e-2 in half
 BINS = np.linspace(-8, 0, 401)  # of log10 residuals
 FALSE = 1e-3  # an image that met the criterion with a larger error of the network's equation has converged to nothing
 LOOK, CROSS, RADII = 1000, 1000, 200  # test images: after each epoch; in every way of solving; for the spectral radius
+QUANTILES = {"median": 0.5, "95 %": 0.95, "max": 1.0}
 TUNING = 64  # training images that choose ω
 OMEGAS = (1.05, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6)
 WAYS: dict[str, tuple[bool, Solver]] = {  # name → even-odd or not, solver
@@ -82,7 +83,6 @@ def evaluate(net: Network, row: Row, data: Data, images: int = 10_000, batch: in
     iterations = torch.cat(reached, 1)  # (criteria, images)
     at_tol, error, said = iterations[CRITERIA.index(TOL)], torch.cat(errors).double(), torch.cat(predicted)
     mean, met = at_tol.double().mean().item(), at_tol < n - 1
-    quantiles = error.quantile(error.new_tensor([0.5, 0.95, 1.0]))
     per_iteration, per_input = net.multiply_adds(), net.layers[0] * net.layers[1]
     numbers: Numbers = {
         "test_accuracy": _share(said == label),
@@ -91,7 +91,7 @@ def evaluate(net: Network, row: Row, data: Data, images: int = 10_000, batch: in
         "not_converged": _share(~met),
         "false_convergence": _share(met & ~(error <= FALSE)),
         "criteria": {f"{c:.3g}": m for c, m in zip(CRITERIA, iterations.double().mean(1).tolist(), strict=True)},
-        "equation_error": dict(zip(("median", "95 %", "max"), quantiles.tolist(), strict=True)),
+        "equation_error": _quantiles(error),
         "multiply_adds": {
             "iteration": per_iteration,
             "input": per_input,
@@ -137,9 +137,7 @@ def spectral_radius(net: Network, x: Tensor, steps: int = 40) -> Tensor:
     """The spectral radius of a HAM's even-odd Jacobian at s*, for each input, in float64 (Section 3.5)."""
     net, x = copy.deepcopy(net).double(), x.double()
     s = solve(net, x, even_odd=True, tol=1e-10, max_iter=5 * paper.max_iter(net, True)).state
-    size = EvenOdd(net, x[:1]).blocks[1].size
-    start = torch.rand(len(x), size, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(x.device)
-    return radius(net, x, s, steps, start)
+    return radius(net, x, s, steps)
 
 
 def measure(net: Network, row: Row, data: Data, images: int) -> tuple[Numbers, Arrays, dict[str, Any]]:
@@ -151,9 +149,7 @@ def measure(net: Network, row: Row, data: Data, images: int) -> tuple[Numbers, A
     arrays |= crossed
     if isinstance(net, HAM):
         radii = spectral_radius(net, data.test.x[: min(images, RADII)])
-        numbers["spectral_radius"] = dict(
-            zip(("median", "95 %", "max"), radii.quantile(radii.new_tensor([0.5, 0.95, 1.0])).tolist(), strict=True)
-        )
+        numbers["spectral_radius"] = _quantiles(radii)
         arrays["spectral_radius"] = radii.cpu().numpy().astype(np.float32)
     return numbers, arrays, seconds
 
@@ -169,6 +165,10 @@ def _first_below(residuals: Tensor, tol: float) -> Tensor:
     """The first i with residuals[i] < tol, else the number of residuals; per sample."""
     below = residuals < tol
     return torch.where(below.any(0), below.int().argmax(0), len(residuals))
+
+
+def _quantiles(values: Tensor) -> dict[str, float]:
+    return dict(zip(QUANTILES, values.quantile(values.new_tensor([*QUANTILES.values()])).tolist(), strict=True))
 
 
 def _share(which: Tensor) -> float:

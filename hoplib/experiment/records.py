@@ -16,11 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from .. import paper
+from .. import checks, paper
 from ..network import HAM, Network
 from .config import Config
-from .files import write
-from .measure import BINS, CRITERIA, CROSS, FALSE, RADII, Arrays, ways
+from .files import pack, write
+from .measure import BINS, CRITERIA, CROSS, FALSE, QUANTILES, RADII, Arrays, ways
 from .rows import MODELS
 
 
@@ -36,10 +36,9 @@ def digest(record: Mapping[str, Any]) -> str:
 
 def write_record(path: Path, record: Mapping[str, Any], arrays: Arrays) -> None:
     """The arrays as .npz, then the record: its presence means that the run is complete."""
-    packed = io.BytesIO()
-    np.savez_compressed(packed, **arrays)  # type: ignore[arg-type]
-    write(path.with_suffix(".npz"), packed.getvalue())
-    record = {**record, "npz_sha256": hashlib.sha256(packed.getvalue()).hexdigest()}
+    packed = pack(arrays)
+    write(path.with_suffix(".npz"), packed)
+    record = {**record, "npz_sha256": hashlib.sha256(packed).hexdigest()}
     write(path, {**record, "sha256": digest(record)})
 
 
@@ -58,30 +57,19 @@ def read_record(path: Path) -> tuple[dict[str, Any], Arrays]:
 
 def why_not(path: Path, config: Config, epoch: int) -> str:
     """Why the record at `path` does not count: missing, damaged, of other numerics, changed; "" if it does."""
+    if not path.exists():
+        return "missing"
     try:
-        numerics = _numerics(path)
+        record, arrays = read_record(path)
+        numerics = checks.integer("numerics", record["config"]["numerics"], 1)
         if numerics != config.numerics:
             return f"numerics {numerics}, now {config.numerics}"
-        record, arrays = read_record(path)
         if changed := _changed(record, config, epoch):
             return "changed: " + ", ".join(changed)
         _check(record, arrays, config, path.parent.name, epoch)
-    except (FileNotFoundError, NotADirectoryError):
-        return "missing"
     except Exception:  # whatever a foreign file makes the checks raise
         return "damaged"
     return ""
-
-
-def _numerics(path: Path) -> int:
-    """The version that wrote the record; an error if the record is not as it was written."""
-    record = json.loads(path.read_bytes())
-    numerics = record["config"]["numerics"]
-    if ("sha256" in record or numerics >= FIRST_DIGEST) and record["sha256"] != digest(record):
-        raise ValueError("a digest does not match")
-    if type(numerics) is not int:
-        raise ValueError("numerics must be an integer")
-    return numerics
 
 
 def _changed(record: Mapping[str, Any], config: Config, epoch: int) -> list[str]:
@@ -103,8 +91,6 @@ def _check(record: dict[str, Any], arrays: Arrays, config: Config, name: str, ep
 
 
 SHARE, FINITE = (0.0, 1.0), (0.0, 1e300)
-QUANTILES = ("median", "95 %", "max")
-FIRST_DIGEST = 3  # numerics: older records have none
 UNKNOWN_ERROR = 127  # in the array of equation errors: not finite, or beyond its range
 
 

@@ -83,9 +83,7 @@ def versions() -> dict[str, str]:
     from .. import __version__
 
     found = {"hoplib": __version__, "torch": torch.__version__, "python": platform.python_version()}
-    if kernels.numba is not None:
-        found["numba"] = kernels.numba.__version__
-    return {**found, "products": "oneDNN" if onednn() else "torch"}
+    return {**found, **kernels.versions(), "products": "oneDNN" if onednn() else "torch"}
 
 
 def device_name(device: torch.device) -> str:

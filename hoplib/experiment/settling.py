@@ -6,7 +6,6 @@ They are computed from the committed weights, kept in results/settling.npz, and 
 from __future__ import annotations
 
 import hashlib
-import io
 from pathlib import Path
 
 import numpy as np
@@ -18,8 +17,8 @@ from ..data import load_data
 from ..equilibrium import solve, updates
 from ..network import Network
 from ..relaxation import OverRelaxed, best_omega
-from ..solvers import Anderson, Picard, Status, trajectory
-from .files import load_network, write
+from ..solvers import Anderson, Picard, Solver, Status, trajectory
+from .files import load_network, pack, write
 from .measure import CROSS, Arrays
 
 WEIGHTS = "7-HAM-EO-seed-0-half.safetensors"
@@ -27,7 +26,7 @@ QUANTILES = (0.25, 0.5, 0.75)  # of the synchronous iterations: the digits that 
 SHOWN = 100  # iterations
 
 
-def ways(omega: float) -> dict[str, tuple[bool, Picard | Anderson]]:
+def ways(omega: float) -> dict[str, tuple[bool, Solver]]:
     """Name → even-odd or not, solver."""
     return {
         "synchronous": (False, Picard()),
@@ -38,9 +37,9 @@ def ways(omega: float) -> dict[str, tuple[bool, Picard | Anderson]]:
 
 
 @torch.no_grad()
-def outputs(net: Network, x: Tensor, even_odd: bool, solver: Picard | Anderson) -> Tensor:
+def outputs(net: Network, x: Tensor, even_odd: bool, solver: Solver) -> Tensor:
     """ρ of the output layer after each iteration, (batch, iterations, 10)."""
-    f = updates(net, x, solver, even_odd)
+    f = updates(net, x, solver, net.blocks(even_odd))
     found = trajectory(f, f.start(), solver, iterations=SHOWN)
     return torch.stack([net.rho.rho(net.layer(f.join(z), -1)) for z in found], 1)
 
@@ -88,9 +87,8 @@ def settled(results: Path) -> Arrays | None:
         with np.load(path, allow_pickle=False) as known:
             if str(known["weights"]) == digest(weights):
                 return {name: known[name] for name in known.files}
-    packed, found = io.BytesIO(), compute(weights)
-    np.savez_compressed(packed, **found)  # type: ignore[arg-type]
-    write(path, packed.getvalue())
+    found = compute(weights)
+    write(path, pack(found))
     return found
 
 

@@ -26,7 +26,7 @@ from .files import RunError
 from .measure import look, readout
 from .rows import MODELS, SOLVERS, Row
 
-FINISH = Anderson(m=5, mu=1e-8, relative=True, plain_steps=1, safeguard=False)
+FINISH = Anderson(m=5, mu=1e-8, relative=True, safeguard=False)
 RETUNE = 50  # steps after which over-relaxation chooses its ω anew: that costs about as much as a third of a step
 
 
