@@ -12,7 +12,7 @@ export OMP_NUM_THREADS ?= 1
 # Without its cached bytecode torch takes three times as long to import, in every kernel anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup own test attack lint paper playground site results table status lab bench costs lock clean
+.PHONY: help setup own test attack lint paper playground site course results table status lab bench costs lock clean
 help:  ## this list
 	@grep -hE '^[a-z]+:.*##' Makefile | sed -E 's/:[^#]*## /\t/' | expand -t 12
 
@@ -49,8 +49,12 @@ attack: setup  ## what takes too long for test: kills, bit flips, a full disk, t
 paper: setup  ## execute all notebooks, draw the table and the figures, make the site: build/index.html
 	@trap : INT; $(BIN)/python site/assemble.py || test $$? -eq 130
 
-site: setup  ## the notebooks, the table and the library as web pages: build/site/index.html
+site: playground  ## the notebooks, the table and the library as web pages: build/site/index.html
 	$(BIN)/python site/build.py
+
+course: setup  ## the notebooks without the solutions of their exercises: build/course/
+	$(BIN)/jupyter nbconvert --log-level WARN --to notebook --output-dir build/course notebooks/[0-9]*.ipynb \
+		--TagRemovePreprocessor.enabled=True --TagRemovePreprocessor.remove_cell_tags solution
 
 results: setup  ## the table and the figures of the records, in results/ and the README
 	$(BIN)/python -m hoplib.experiment.results

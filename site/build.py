@@ -5,6 +5,7 @@ too. Everything that the pages need is inside the site: it works from a folder, 
 """
 
 import argparse
+import json
 import os
 import re
 import shutil
@@ -17,9 +18,20 @@ from sphinx.cmd.build import main as sphinx
 
 ROOT = Path(__file__).resolve().parent.parent
 MATHJAX = ("tex-chtml.js", "output/chtml/", "input/tex/extensions/")  # what a page asks for, of 24 MB
+WIDGET = "application/vnd.jupyter.widget-view+json"
+FRAME = '<iframe class="playground" src="../playground.html" title="The playground" loading="lazy"></iframe>'
 
 
-def lay_out(notebooks: Path, source: Path) -> None:
+def framed(notebook: str) -> str:
+    """The notebook with the playground's page where JupyterLab has its widget."""
+    nb = json.loads(notebook)
+    for output in [output for cell in nb["cells"] for output in cell.get("outputs", [])]:
+        if WIDGET in output.get("data", {}):
+            output["data"] = {"text/html": FRAME}
+    return json.dumps(nb)
+
+
+def lay_out(notebooks: Path, source: Path, playground: bool) -> None:
     """Put all pages side by side in `source`, with the paths of the repository, so that its links lead on."""
     for page in (ROOT / "site").glob("*.md"):
         shutil.copy(page, source)
@@ -32,7 +44,8 @@ def lay_out(notebooks: Path, source: Path) -> None:
     for committed in sorted((ROOT / "notebooks").glob("[0-9]*.ipynb")):
         executed = notebooks / committed.name
         text = (executed if executed.exists() else committed).read_text()
-        (source / "notebooks" / committed.name).write_text(text.replace("](../hoplib)", "](../api.md)"))
+        text = text.replace("](../hoplib)", "](../api.md)")
+        (source / "notebooks" / committed.name).write_text(framed(text) if playground else text)
 
 
 def trim(mathjax: Path) -> None:
@@ -57,7 +70,7 @@ def main(argv: list[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as scratch:
         source, made = Path(scratch) / "source", Path(scratch) / "site"
         source.mkdir()
-        lay_out(args.notebooks, source)
+        lay_out(args.notebooks, source, args.playground.exists())
         options = ["-q", "-W", "--keep-going", "-c", str(ROOT / "site"), "-d", os.path.join(scratch, "doctrees")]
         if args.playground.exists():
             options += ["-D", f"html_extra_path={args.playground.resolve()}"]

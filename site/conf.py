@@ -20,6 +20,7 @@ exclude_patterns = ["README.md", "results"]  # only parts of them are shown, by 
 
 nb_execution_mode = "off"
 nb_merge_streams = True
+nb_code_prompt_show = nb_code_prompt_hide = "The code"  # of a cell that is folded
 nb_ipywidgets_js = {}  # would come from another host
 myst_enable_extensions = ["dollarmath", "amsmath"]
 mathjax3_config = {"options": {"enableMenu": False}}  # it would ask for parts of MathJax that are not here

@@ -11,6 +11,7 @@ from pathlib import Path
 import nbformat
 import papermill
 import pytest
+from nbconvert.preprocessors import TagRemovePreprocessor
 
 from hoplib.experiment import notebooks
 
@@ -89,6 +90,17 @@ class TestForm:
     def test_its_cells_are_short(self, path):
         assert max(len(cell.source.splitlines()) for cell in code_cells(read(path))) <= 30
 
+    def test_a_cell_that_only_draws_is_folded(self, path):
+        """In JupyterLab and on the site; those that define, compute or assert something are open."""
+        for cell in code_cells(read(path)):
+            statements = list(ast.walk(ast.parse(cell.source)))
+            drawn = any("image/png" in output.get("data", {}) for output in cell.outputs)
+            works = any(isinstance(s, ast.Assert | ast.FunctionDef) for s in statements) or "hop." in cell.source
+            if drawn and not works:
+                assert "hide-input" in cell.metadata.get("tags", []), cell.id
+            if "hide-input" in cell.metadata.get("tags", []):
+                assert cell.metadata.jupyter.source_hidden, cell.id
+
     def test_its_code_fits_the_page(self, path):
         ruff = tomllib.loads((ROOT / "notebooks" / "ruff.toml").read_text())
         lines = [line for cell in code_cells(read(path)) for line in cell.source.splitlines()]
@@ -97,7 +109,7 @@ class TestForm:
 
 @pytest.mark.parametrize("path", [p for p in NOTEBOOKS if "01" <= number(p) <= "06"], ids=lambda p: p.stem)
 def test_it_has_three_exercises_with_solutions(path):
-    """Three questions, then for each of them the code that answers it, with what it printed, and the folded answer."""
+    """Three questions, then for each of them the code that answers it and the answer in words, both folded."""
     cells = {cell.id: cell for cell in read(path).cells}
     (questions,) = [c.source.partition("## Exercises")[2] for c in cells.values() if "## Exercises" in c.source]
     assert re.findall(r"^\*\*(\d)\b", questions, re.M) == ["1", "2", "3"]
@@ -108,7 +120,34 @@ def test_it_has_three_exercises_with_solutions(path):
         exercise = cells[f"exercise-{k}"]
         assert "assert" in exercise.source
         assert any(o.get("name") == "stdout" for o in exercise.outputs)
-        assert f"<summary>Solution of {k}</summary>" in cells[f"solution-{k}"].source
+        assert "hide-cell" in exercise.metadata.tags
+        assert exercise.metadata.jupyter == {"source_hidden": True, "outputs_hidden": True}
+        assert f"<summary>Solution of {k}, in words</summary>" in cells[f"solution-{k}"].source
+
+
+@pytest.mark.parametrize("path", [p for p in NOTEBOOKS if "01" <= number(p) <= "06"], ids=lambda p: p.stem)
+def test_without_its_solutions_it_is_whole(path):
+    """What `make course` leaves has the questions and the verdict, and no name that only a solution gave."""
+    remove = TagRemovePreprocessor(enabled=True, remove_cell_tags={"solution"})
+    nb, _ = remove.preprocess(read(path), {})
+    text = "\n".join(cell.source for cell in nb.cells)
+    assert "## Exercises" in text
+    assert "## Verdict" in text
+    assert "<summary>Solution" not in text
+    assert not [cell.id for cell in nb.cells if cell.id.startswith(("exercise-", "solution"))]
+    assert "nbval-check-output" in code_cells(nb)[-1].metadata.tags
+    assert undefined(nb) <= undefined(read(path))
+
+
+def undefined(nb):
+    """The names that the code cells read and none of them defines."""
+    nodes = [node for cell in code_cells(nb) for node in ast.walk(ast.parse(cell.source))]
+    names = [node for node in nodes if isinstance(node, ast.Name)]
+    known = {node.id for node in names if not isinstance(node.ctx, ast.Load)}
+    known |= {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    known |= {node.asname or node.name for node in nodes if isinstance(node, ast.alias)}
+    known |= {node.arg for node in nodes if isinstance(node, ast.arg)}
+    return {node.id for node in names} - known
 
 
 def test_the_claims_miss_nothing():

@@ -109,6 +109,7 @@ OTHER = {
 }
 REFUSED = [  # notebook, parameters, the sentence
     ("01_energies_and_flows", {"coupling": 0.5}, "two valleys"),
+    ("01_energies_and_flows", {"memories": 2}, "two are too easy"),
     ("03_theorem_1", {"five": [4, 4, 4]}, "give five sizes"),
     ("04_theorem_2", {"margin": 1.2}, "only below 1 is uniqueness certified"),
     ("06_synchronous_waste", {"pair_coupling": 0.9}, "two minima only above coupling 1"),

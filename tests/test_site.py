@@ -101,6 +101,7 @@ def test_it_loads_nothing_from_elsewhere(site, pages):
 def test_the_pages_lead_on(site, pages):
     index = pages[site / "index.html"]
     assert "playground.html" in index.links
+    assert "../playground.html" in pages[site / "notebooks" / "10_explore.html"].loads, "in the place of the widget"
     assert {f"notebooks/{stem}.html" for stem in NOTEBOOKS} <= set(index.links)
     text = (site / "index.html").read_text()
     assert "7-HAM-EO-DEQ" in text, "the table"
