@@ -101,7 +101,7 @@ class Network(nn.Module):
         """Layer l of a state; −1 is the output layer. A view."""
         n = len(self.layers)
         if not isinstance(s, Tensor) or s.ndim != 2 or s.shape[1] != self.N:
-            given = tuple(s.shape) if isinstance(s, Tensor) else _kind(s)
+            given = tuple(s.shape) if isinstance(s, Tensor) else type(s).__name__
             raise ValueError(f"a state must be a tensor of shape (batch, {self.N}), not {given}")
         if l not in [*range(1 - n, 0), *range(1, n)]:
             raise IndexError(f"the state has layers 1…{n - 1} (or −{n - 1}…−1), not {l}; layer 0 is the input x")
@@ -247,16 +247,13 @@ class Network(nn.Module):
         self._check_tensor("the state", s, self.N, batch)
 
     def _check_tensor(self, name: str, t: object, n: int, batch: int | None = None) -> None:
-        shape, w = f"({'batch' if batch is None else batch}, {n})", self.b[0]
+        shape = f"({'batch' if batch is None else batch}, {n})"
         if not isinstance(t, Tensor) or t.layout != torch.strided:
             kind = f"a tensor of layout {t.layout}" if isinstance(t, Tensor) else type(t).__name__
             raise TypeError(f"{name} must be a dense torch tensor of shape {shape}, not {kind}")
         if t.ndim != 2 or t.shape[1] != n or batch not in (None, len(t)):
             raise ValueError(f"{name} must have shape {shape} for layers={list(self.layers)}, not {tuple(t.shape)}")
-        if t.dtype != w.dtype:
-            raise TypeError(f"{name} has dtype {t.dtype}, the network {w.dtype}; convert with .to({w.dtype})")
-        if t.device != w.device:
-            raise ValueError(f"{name} is on {t.device}, the network on {w.device}; move it with .to('{w.device}')")
+        _check_like(name, t, self.b[0])
 
     def forward(self, x: Tensor) -> Tensor:
         raise NotImplementedError("a network is solved by hop.solve(net, x); in a torch model it is hop.Layer(net)")
@@ -370,6 +367,13 @@ def check_layers(layers: Sequence[int]) -> tuple[int, ...]:
 def check_network(net: object) -> None:
     if not isinstance(net, Network):
         raise TypeError(f"net must be a network such as hop.HAM(layers=[784, 1990, 10]), not {type(net).__name__}")
+
+
+def _check_like(name: str, t: Tensor, w: Tensor) -> None:
+    if t.dtype != w.dtype:
+        raise TypeError(f"{name} has dtype {t.dtype}, the network {w.dtype}; convert with .to({w.dtype})")
+    if t.device != w.device:
+        raise ValueError(f"{name} is on {t.device}, the network on {w.device}; move it with .to({str(w.device)!r})")
 
 
 def Synchronous(net: Network, x: Tensor, relaxation: float = 1.0) -> Sweep:

@@ -422,7 +422,7 @@ class Account:
             return None
         hit = ended & (r < self.tol)
         if self.early_stop and z.data_ptr() != values[1].data_ptr():  # equal: Picard's z is the map value before
-            chance = self.by_chance(hit, values[0], z)
+            chance, self.residual = self.by_chance(hit, r, values[0], z)
             hit, ended = hit & ~chance, ended & ~chance
         self.part["iterations"].masked_fill_(hit, values.k - 1)
         self.part["status"].masked_fill_(ended, Status.NOT_FINITE).masked_fill_(hit, Status.CONVERGED)
@@ -435,12 +435,18 @@ class Account:
         self.look *= 2 if self.waits else 1
         return self.shrink()
 
-    def by_chance(self, hit: Tensor, g: Tensor, z: Tensor) -> Tensor:
-        """Which of these samples are no fixed points: g = f(z) is near the map value before it, but not near z."""
+    def by_chance(self, hit: Tensor, r: Tensor, g: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
+        """Which of these samples are no fixed points: g = f(z) is near the map value before it, but not near z.
+
+        And all residuals r, with theirs those in z = f(z): after the last iteration they must not look converged.
+        """
         if self.waits:
-            return hit & (residual(g, z) > CHANCE * self.tol)
-        i = hit.nonzero().flatten()
-        return torch.zeros_like(hit).index_copy_(0, i, residual(g[i], z[i]) > CHANCE * self.tol)
+            error = residual(g, z)
+        else:
+            i = hit.nonzero().flatten()
+            error = r.index_copy(0, i, residual(g[i], z[i]))
+        chance = hit & (error > CHANCE * self.tol)
+        return chance, torch.where(chance, error, r)
 
     def settle(self, which: Tensor, g: Tensor) -> None:
         """The answers of these samples are their newest map values."""

@@ -149,7 +149,7 @@ def test_options(options, error, message):
         ),
         (lambda: hop.solve(NET, X, max_iter=10**30), "max_iter must be an integer from 1 to 9223372036854775807"),
         (lambda: hop.Layer(NET, max_iter=0), "max_iter must be an integer of at least 1"),
-        (lambda: hop.Layer(NET, hop.OverRelaxed()), "OverRelaxed needs even_odd=True"),
+        (lambda: hop.Layer(NET, hop.OverRelaxed()), r"update them in turns \(even_odd=True\)"),
         (lambda: NET.output(NET.zeros(5)[:, :3]), r"a state must be a tensor of shape \(batch, 11\), not \(5, 3\)"),
         (lambda: NET.layer(None, 1), "a state must be a tensor of shape .* not NoneType"),
         (lambda: NET.zeros(-1), "the batch size must be an integer of at least 0"),

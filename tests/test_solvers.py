@@ -178,6 +178,21 @@ def test_what_meets_the_criterion_by_chance_goes_on(even_odd, layers):
     assert bool((sol.iterations >= first).all())
 
 
+@pytest.mark.parametrize("waits", [False, True])
+def test_who_meets_the_criterion_by_chance_in_the_last_iteration_does_not_look_converged(monkeypatch, waits):
+    """The gradient asks the residual: in closed form such a sample's may explode."""
+    monkeypatch.setattr(kernels, "waits", lambda _: waits)
+    net, _ = tiny(hop.HAM, [12, 10, 8, 6], scale=10)
+    x = torch.rand(200, 12, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    free = hop.Anderson(m=5, mu=1e-8, relative=True, safeguard=False)
+    late = 0
+    for n in range(20, 40):
+        sol = hop.solve(net, x, free, even_odd=True, max_iter=n, trace=True)
+        assert torch.equal(sol.residual < 1e-4, sol.converged)
+        late += int(((sol.residuals[-1] < 1e-4) & (sol.status != hop.Status.CONVERGED)).sum())
+    assert late > 0, "there were such samples"
+
+
 @settings(deadline=None, max_examples=15)
 @given(seed=st.integers(0, 2**31), chn=st.booleans(), even_odd=st.booleans(), name=st.sampled_from(sorted(SOLVERS)))
 def test_the_answer_does_not_depend_on_the_company(seed, chn, even_odd, name):
