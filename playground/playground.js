@@ -34,7 +34,7 @@ const MEANING = {
   "even-odd + Anderson": "the same, mixing the last four results",
   "over-relaxed even-odd": "the same, each step ω times as far",
 };
-const CHAINS = ["#d55e00", "#56b4e9"];
+const CHAINS = ["#6741d9", "#d55e00"]; // as in notebook 06: of the odd layers at the start, and of the even ones
 
 // -- digits -----------------------------------------------------------------------------------------------------
 

@@ -17,7 +17,8 @@ SMALLER = {  # for time
     "00_start_here": "layers, steps, digits, seed = [784, 64, 32, 16, 10], 150, 200, 1",
     "10_explore": "images = 100",
 }
-OPEN = "() => window.jupyterapp?.shell.currentWidget?.context?.sessionContext?.session?.kernel?.status == 'idle'"
+CONTEXT = "window.jupyterapp?.shell.currentWidget?.context"
+OPEN = f"name => {CONTEXT}?.path == name && {CONTEXT}.sessionContext?.session?.kernel?.status == 'idle'"
 RUN = "() => { window.jupyterapp.commands.execute('notebook:run-all-cells') }"
 CELLS = "window.jupyterapp.shell.currentWidget.content.model.toJSON().cells"
 FAILED = "cells.some(cell => cell.outputs?.some(output => output.output_type == 'error'))"
@@ -67,8 +68,8 @@ def opened(browser, address):
     def run(name):
         page = context.new_page()
         page.set_default_timeout(180_000)
-        page.goto(f"{address}/tree/{name}.ipynb")
-        page.wait_for_function(OPEN)
+        page.goto(f"{address}/tree/{name}.ipynb?reset")  # else JupyterLab opens the notebook before it, too
+        page.wait_for_function(OPEN, arg=f"{name}.ipynb")
         page.evaluate(RUN)
         page.wait_for_function(DONE, polling=1000)
         return page, page.evaluate(CELLS)
