@@ -73,6 +73,12 @@ def test_the_table_is_the_arithmetic_of_its_records(runs):
         assert found["speed-up"][name] == pytest.approx(ratio)
         work = [np.mean([m["multiply_adds"]["solve"] for m in side]) for side in (theirs, mine)]
         assert found["speed-up in multiply-adds"][name] == pytest.approx(work[0] / work[1])
+        times = [m["seconds"]["cross_cpu"] for m in mine]  # of one network, in one run
+        if EVERY[base].model == row.model:
+            ratio = np.median([t["synchronous"] / t[results.way(row)] for t in times])
+            assert found["speed-up in time"][name] == pytest.approx(ratio)
+        else:
+            assert np.isnan(found["speed-up in time"][name])
 
 
 def test_the_product_with_the_input_is_part_of_the_work(runs):
