@@ -50,7 +50,7 @@ def output_fields(net: hop.Network, x: torch.Tensor) -> torch.Tensor:
 
 def first_epoch(name: str, seed: int, steps: int, data: hop.Data, sizes: dict[str, Any]) -> dict[str, Any]:
     config, _ = configure(name, seed, **sizes)
-    training = Training(config, fused=can_compile())
+    training = Training(config, fused=can_compile() and steps > 100)
     lengths = []
     for x, y in islice(data.train.batches(config.batch_size, generator=training.generator), steps):
         training.step(x, y)
