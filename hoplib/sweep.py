@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence, Set
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -22,7 +22,7 @@ from torch import Tensor
 
 from . import checks, kernels
 from .links import Product
-from .rules import Affine, ChnRule, Rule, Slopes
+from .rules import Affine, Rule
 
 if TYPE_CHECKING:
     from .network import Network
@@ -108,13 +108,11 @@ class Sweep:
         batch: int,
         clipped: bool = False,
     ) -> None:
-        self.net, self.drive, self.omega, self.rules, self.batch = net, drive, omega, list(rules), batch
+        self.net, self.drive, self.unrelaxed, self.batch, self.clipped = net, drive, list(rules), batch, clipped
         self.like: Tensor = net.b[0]  # of the network's type and on its device
-        single = [rule for rule in rules if isinstance(rule, ChnRule) and rule.steps == 1]
-        if omega != 1 and len(single) == len(rules):  # such a rule relaxes by itself
-            self.omega, self.rules = 1.0, [replace(rule, omega=omega * rule.omega) for rule in single]
+        self.relax(omega)
         self.blocks = [Block(members, net.layers) for members in blocks]
-        self.forgets = len(self.blocks) == 2 and omega == 1 and not rules[0].memory
+        self.forgets = len(self.blocks) == 2 and not self.rules[0].memory
         self.kept = list(range(len(self.blocks)))[::-1][: 1 if self.forgets else None]
         ends = [sum(self.blocks[k].size for k in self.kept[:i]) for i in range(len(self.kept) + 1)]
         self.places = {k: slice(a, b) for k, a, b in zip(self.kept, ends, ends[1:], strict=False)}
@@ -123,7 +121,6 @@ class Sweep:
         of = {l: k for k, block in enumerate(self.blocks) for l in block.members}
         self.sources = [sorted({of[j] for l in block.members for j, _ in self.incoming[l]}) for block in self.blocks]
         self._buffers: dict[tuple[str, int], Tensor] = {}
-        self.clips = [clip(omega, rule) if clipped else math.inf for rule in self.rules]
         self.pace: Pace | None = None
         coupled = [self.blocks[k].members for k, sources in enumerate(self.sources) if k in sources]
         if clipped and coupled:
@@ -131,6 +128,11 @@ class Sweep:
                 f"the layers {coupled[0]} are updated together and coupled with each other, so over-relaxation may "
                 "raise the energy, clipped or not; update them in turns (even_odd=True)"
             )
+
+    def relax(self, omega: float) -> None:
+        """From now on each block goes ω of its way."""
+        self.omega = omega
+        self.rules = [rule.relaxed(omega, clip(omega, rule) if self.clipped else math.inf) for rule in self.unrelaxed]
 
     def link(self, products: Mapping[tuple[int, int], tuple[Product, Product]]) -> None:
         """Note for every layer who speaks to it, and through which product."""
@@ -154,29 +156,17 @@ class Sweep:
         return new
 
     def half(self, k: int, s: Mapping[int, Tensor], out: Tensor | None = None, lit: Set[int] | None = None) -> Tensor:
-        """Block k's turn: s ← (1 − ω) s + ω · (what its neurons settle to in the field of the blocks s).
+        """Block k's turn: what its neurons settle to in the field of the blocks s.
 
-        If the sweep is clipped, no neuron goes further than (ω − 1) c beyond that.
         `lit` are the layers whose activations may differ from 0; None: all.
         """
-        rule, own = self.rules[k], s.get(k, self.like)  # where it is not known, nobody asks
+        own = s.get(k, self.like)  # where it is not known, nobody asks
         shown = {j: self.rules[j].emit(s[j], None if out is None else self.buffer("r", j)) for j in self.sources[k]}
         r = {l: t for j, flat in shown.items() for l, t in self.blocks[j].views(flat).items()}
         if lit is not None:
             r = {l: t for l, t in r.items() if l in lit}
         place = out if out is None or out.is_contiguous() else self.buffer("h", k)  # products go there faster
-        h = self.field(k, r, place)
-        new = rule.settle(own, h, out, shown.get(k))
-        return new if self.omega == 1 else self.relax(k, own, new, out)
-
-    def relax(self, k: int, s: Tensor, new: Tensor, out: Tensor | None = None) -> Tensor:
-        """(1 − ω) s + ω·new or, clipped, new + (ω − 1)·clamp(new − s, −c, c)."""
-        w, c = self.omega, self.clips[k]
-        if c == math.inf:
-            return torch.lerp(s, new, w, out=out)
-        if out is not None and kernels.relax(s, new, w - 1, c, out):
-            return out
-        return torch.add(new, (new - s).clamp(-c, c), alpha=w - 1, out=out)
+        return self.rules[k].settle(own, self.field(k, r, place), out, shown.get(k))
 
     def field(self, k: int, r: Mapping[int, Tensor], out: Tensor | None = None, *, driven: bool = True) -> Tensor:
         """h of block k: the drive (unless not `driven`), plus every link's product with the activations r."""
@@ -249,29 +239,13 @@ class Sweep:
         """The sweep of the samples `keep` (indices) alone."""
         part = copy(self)
         part.drive = {l: d.index_select(0, keep) if d.ndim == 2 else d for l, d in self.drive.items()}
-        part.rules = [rule.restrict(keep) for rule in self.rules]
+        part.unrelaxed = [rule.restrict(keep) for rule in self.unrelaxed]
+        part.relax(self.omega)
         part.batch, part._buffers = len(keep), {}
         part.pace = None if self.pace is None else self.pace.restrict(keep)
         return part
 
     # -- derivatives --------------------------------------------------------------------------------------------
-
-    def slopes(self, k: int, own: Tensor, h: Tensor) -> Slopes:
-        """∂s'/∂s and ∂s'/∂h of block k's turn: those of its rule, A ← 1 − ω + ω A and C ← ω C.
-
-        Where the overshoot is clipped, its rule's themselves.
-        """
-        a, c = self.rules[k].slopes(own, h)
-        w = self.omega
-        if w == 1:
-            return a, c
-        one = own.new_full((1, 1), w)
-        A, C = (1 - one if a is None else 1 - w * (1 - a)), (one if c is None else w * c)
-        if self.clips[k] == math.inf or h is own:  # at rest
-            return A, C
-        inside = (self.rules[k].settle(own, h) - own).abs() < self.clips[k]
-        zero, unit = torch.zeros_like(own), torch.ones_like(own)
-        return torch.where(inside, A, zero if a is None else a), torch.where(inside, C, unit if c is None else c)
 
     @torch.no_grad()
     def adjoint(self, s: Tensor, grad: Tensor) -> AdjointSweep:
@@ -284,7 +258,7 @@ class Sweep:
                 r = {l: t for j in self.sources[k] for l, t in self.seen(j, states[j]).items()}
                 h = self.field(k, r)
             rho = self.rules[k].rho
-            rules.append(Affine(rho, *self.slopes(k, own, h), rho.slope(own), g[k]))
+            rules.append(Affine(rho, *self.rules[k].slopes(own, h), rho.slope(own), g[k]))
         last = len(rules) - 1
         order = [*reversed(range(last)), last]
         blocks = [self.blocks[k].members for k in order]
@@ -308,10 +282,8 @@ class Sweep:
             states = {j: s[j] for j in self.sources[k]}
             r = {l: t for j, state in states.items() for l, t in self.seen(j, state).items()}
             h = self.field(k, r)
-            new = self.rules[k].settle(own, h)
-            slopes = self.slopes(k, own, h)
-            turns.append((k, states, r, slopes))
-            s = {**s, k: new if self.omega == 1 else self.relax(k, own, new)}
+            turns.append((k, states, r, self.rules[k].slopes(own, h)))
+            s = {**s, k: self.rules[k].settle(own, h)}
         back, found = self.every(grad), []
         for k, states, r, (a, c) in reversed(turns):
             mu = back[k] if c is None else c * back[k]
