@@ -6,7 +6,6 @@ How the equilibrium is found and how it is differentiated are independent choice
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -18,7 +17,7 @@ from .network import Network, check_network
 from .relaxation import OverRelaxed, automatic
 from .rules import Affine
 from .solvers import REACH, SOLVER, Picard, Solution, Solver, Then, conjugate_gradients, iterate, residual
-from .sweep import AdjointSweep, Blocks, Layers, Sweep, Turn
+from .sweep import AdjointSweep, Block, Blocks, Sweep, Turn
 
 RESIDUAL = "a relative residual of at least 0"
 
@@ -137,7 +136,7 @@ def _symmetric(f: AdjointSweep, tol: float, max_iter: int) -> tuple[Tensor, Tens
     about half the steps.
     """
     two = len(f.blocks) == 2 and not any(k in sources for k, sources in enumerate(f.sources))
-    mine = [1] if two else [*range(len(f.blocks))]
+    mine = Block([1] if two else range(len(f.blocks)), [block.size for block in f.blocks])
     E, symmetric = [], f.g[0].new_ones(len(f.g[0]), dtype=torch.bool)
     for rule, g in zip(f.rules, f.g, strict=True):
         assert isinstance(rule, Affine)
@@ -154,27 +153,21 @@ def _symmetric(f: AdjointSweep, tol: float, max_iter: int) -> tuple[Tensor, Tens
         assert isinstance(rule, Affine)
         return E[k] * rule.rho.times(rule.D, v)
 
-    def parts(flat: Tensor) -> dict[int, Tensor]:
-        return dict(zip(mine, torch.split(flat, [f.blocks[k].size for k in mine], 1), strict=True))
-
     def M(flat: Tensor) -> Tensor:
-        return torch.cat([weigh(k, t) for k, t in parts(flat).items()], 1)
-
-    def views(mu: Mapping[int, Tensor]) -> Layers:
-        return {l: t for k, flat in mu.items() for l, t in f.blocks[k].views(flat).items()}
+        return torch.cat([weigh(k, t) for k, t in mine.views(flat).items()], 1)
 
     def W(flat: Tensor, other: Tensor | float = 0.0) -> Tensor:
         """W μ in my blocks; through the other block where there is one, which adds to what it has of its own."""
-        mu = parts(flat)
+        mu = mine.views(flat)
         if two:
-            mu = {0: weigh(0, f.transposed(0, views(mu))) + other}
-        return torch.cat([f.transposed(k, views(mu)) for k in mine], 1)
+            mu = {0: weigh(0, f.transposed(0, f.layers(mu))) + other}
+        return torch.cat([f.transposed(k, f.layers(mu)) for k in mine.members], 1)
 
-    first = torch.cat([Eg[k] for k in mine], 1)
+    first = mine.gather(Eg, f.like)
     flat, solved = conjugate_gradients(W, M, first, W(first, Eg[0]), max_iter=max_iter, tol=tol)
-    found = parts(flat)
+    found = mine.views(flat)
     if two:
-        found[0] = Eg[0] + weigh(0, f.transposed(0, views(found)))
+        found[0] = Eg[0] + weigh(0, f.transposed(0, f.layers(found)))
     return f.whole(found), solved, symmetric
 
 

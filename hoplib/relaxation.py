@@ -131,8 +131,8 @@ def radius(net: Network, x: Tensor, s: Tensor, steps: int = 10) -> Tensor:
     root = d_last.sqrt()
 
     def gram(v: Tensor) -> Tensor:
-        up = f.transposed(0, f.blocks[1].views(root * v))
-        return root * f.transposed(1, f.blocks[0].views(d_first * up))
+        up = f.transposed(0, f.layers({1: root * v}))
+        return root * f.transposed(1, f.layers({0: d_first * up}))
 
     v, steps, eps = root, min(steps, root.shape[1]), torch.finfo(root.dtype).eps
     basis, T = v.new_zeros(steps, *v.shape), v.new_zeros(len(v), steps, steps)

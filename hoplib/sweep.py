@@ -12,9 +12,10 @@ The adjoint of a sweep is a sweep too: of the linearised rule, with the blocks i
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from copy import copy
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
 import torch
@@ -29,24 +30,25 @@ if TYPE_CHECKING:
     from .relaxation import Pace
 
 Layers = dict[int, Tensor]
+Products = Mapping[tuple[int, int], tuple[Product, Product]]
 Blocks = Sequence[Sequence[int]]  # the layers that are updated together, in the order of their turns
 
 
 class Block:
-    """Some layers, and their place in a flat tensor (batch, size) that holds just them."""
+    """Some layers side by side in a flat tensor (batch, size) that holds just them; or some blocks."""
 
-    def __init__(self, members: Sequence[int], sizes: Sequence[int]) -> None:
+    def __init__(self, members: Iterable[int], sizes: Sequence[int]) -> None:
         self.members = tuple(members)
-        ends = [sum(sizes[l] for l in self.members[:i]) for i in range(len(self.members) + 1)]
+        ends = [0, *accumulate(sizes[l] for l in self.members)]
         self.size = ends[-1]
-        self.slices = {l: slice(a, b) for l, a, b in zip(self.members, ends, ends[1:], strict=False)}
+        self.slices = {l: slice(a, b) for l, (a, b) in zip(self.members, pairwise(ends), strict=True)}
 
-    def views(self, z: Tensor) -> Layers:
+    def views(self, z: Tensor) -> dict[int, Tensor]:
         return {l: z[:, part] for l, part in self.slices.items()}
 
-    def gather(self, layers: Mapping[int, Tensor], like: Tensor) -> Tensor:
-        """The flat tensor of these layers."""
-        return torch.cat([layers[l] for l in self.members], 1) if self.members else like[:, :0]
+    def gather(self, parts: Mapping[int, Tensor], like: Tensor) -> Tensor:
+        """The flat tensor of these parts."""
+        return torch.cat([parts[l] for l in self.members], 1) if self.members else like[:, :0]
 
 
 @dataclass
@@ -103,7 +105,7 @@ class Sweep:
         blocks: Blocks,
         rules: Sequence[Rule],
         omega: float = 1.0,
-        products: Mapping[tuple[int, int], tuple[Product, Product]] | None = None,
+        products: Products | None = None,
         *,
         batch: int,
         clipped: bool = False,
@@ -113,10 +115,9 @@ class Sweep:
         self.relax(omega)
         self.blocks = [Block(members, net.layers) for members in blocks]
         self.forgets = len(self.blocks) == 2 and not self.rules[0].memory
-        self.kept = list(range(len(self.blocks)))[::-1][: 1 if self.forgets else None]
-        ends = [sum(self.blocks[k].size for k in self.kept[:i]) for i in range(len(self.kept) + 1)]
-        self.places = {k: slice(a, b) for k, a, b in zip(self.kept, ends, ends[1:], strict=False)}
-        self.size = ends[-1]
+        held = range(1 if self.forgets else 0, len(self.blocks))
+        self.held = Block(reversed(held), [block.size for block in self.blocks])
+        self.size = self.held.size
         self.link(net.products() if products is None else products)
         of = {l: k for k, block in enumerate(self.blocks) for l in block.members}
         self.sources = [sorted({of[j] for l in block.members for j, _ in self.incoming[l]}) for block in self.blocks]
@@ -134,23 +135,23 @@ class Sweep:
         self.omega = omega
         self.rules = [rule.relaxed(omega, clip(omega, rule) if self.clipped else math.inf) for rule in self.unrelaxed]
 
-    def link(self, products: Mapping[tuple[int, int], tuple[Product, Product]]) -> None:
+    def link(self, products: Products) -> None:
         """Note for every layer who speaks to it, and through which product."""
         self.products = products
         self.incoming: dict[int, list[tuple[int, Product]]] = {l: [] for l in self.net.hidden}
         for (a, b), (up, down) in sorted(products.items()):
             self.incoming[b].append((a, up))
             self.incoming[a].append((b, down))
-        for sources in self.incoming.values():
-            sources.sort(key=lambda source: source[0])
 
     # -- one sweep ----------------------------------------------------------------------------------------------
 
     def __call__(self, z: Tensor, out: Tensor | None = None) -> Tensor:
-        s = self.open(z)
+        s, targets = self.open(z), {} if out is None else self.open(out)
+        if out is not None and self.forgets:
+            targets[0] = self.buffer("first", 0)
         for k in range(len(self.blocks)):
-            s[k] = self.half(k, s, None if out is None else self.target(k, out))
-        new = torch.cat([s[k] for k in self.kept], 1) if out is None else out
+            s[k] = self.half(k, s, targets.get(k))
+        new = self.held.gather(s, z) if out is None else out
         if self.pace is not None:
             self.pace(self, z, new)
         return new
@@ -162,7 +163,7 @@ class Sweep:
         """
         own = s.get(k, self.like)  # where it is not known, nobody asks
         shown = {j: self.rules[j].emit(s[j], None if out is None else self.buffer("r", j)) for j in self.sources[k]}
-        r = {l: t for j, flat in shown.items() for l, t in self.blocks[j].views(flat).items()}
+        r = self.layers(shown)
         if lit is not None:
             r = {l: t for l, t in r.items() if l in lit}
         place = out if out is None or out.is_contiguous() else self.buffer("h", k)  # products go there faster
@@ -191,14 +192,11 @@ class Sweep:
             self._buffers[name, k] = self.like.new_empty(self.batch, self.blocks[k].size)
         return self._buffers[name, k]
 
-    def target(self, k: int, out: Tensor) -> Tensor:
-        return out[:, self.places[k]] if k in self.places else self.buffer("first", k)
-
     # -- states -------------------------------------------------------------------------------------------------
 
     def open(self, z: Tensor) -> dict[int, Tensor]:
         """The blocks that z holds, by their number."""
-        return {k: z[:, place] for k, place in self.places.items()}
+        return self.held.views(z)
 
     def complete(self, z: Tensor) -> dict[int, Tensor]:
         """All blocks: those that z holds, and the one that follows from them."""
@@ -216,12 +214,15 @@ class Sweep:
     def cut(self, s: Tensor) -> Tensor:
         """The part z of a state that the sweep iterates."""
         layers = self.net.split(s)
-        return torch.cat([self.blocks[k].gather(layers, s) for k in self.kept], 1)
+        return torch.cat([self.blocks[k].gather(layers, s) for k in self.held.members], 1)
+
+    def layers(self, s: Mapping[int, Tensor]) -> Layers:
+        """The layers of these blocks."""
+        return {l: t for k, flat in s.items() for l, t in self.blocks[k].views(flat).items()}
 
     def whole(self, s: Mapping[int, Tensor]) -> Tensor:
-        """The state (batch, N) of these blocks."""
-        layers = {l: t for k, block in enumerate(self.blocks) for l, t in block.views(s[k]).items()}
-        return torch.cat([layers[l] for l in self.net.hidden], 1)
+        """The state (batch, N) of all blocks."""
+        return self.net.all.gather(self.layers(s), self.like)
 
     def every(self, s: Tensor) -> dict[int, Tensor]:
         """All blocks of a state (batch, N)."""
@@ -312,7 +313,7 @@ class AdjointSweep(Sweep):
         net: Network,
         blocks: Blocks,
         rules: Sequence[Affine],
-        products: Mapping[tuple[int, int], tuple[Product, Product]],
+        products: Products,
         lit: Set[int],
     ) -> None:
         super().__init__(net, {}, blocks, rules, products=products, batch=len(rules[0].g))
