@@ -295,7 +295,7 @@ def test_steps_must_be_positive(backward):
 
 
 def test_a_small_network_learns(model, even_odd):
-    """The gradient is good enough to learn by: a few Madam steps separate ten random patterns."""
+    """The gradient is good enough to learn by: 40 Madam steps halve the loss on 40 random patterns."""
     g = torch.Generator().manual_seed(0)
     x = torch.rand(40, 12, generator=g).round()
     y = torch.eye(4)[torch.arange(40) % 4]

@@ -325,7 +325,7 @@ def test_a_network_left_to_itself_takes_the_fast_way():
     torch.testing.assert_close(hop.solve(net, x, tol=1e-13, max_iter=900).state, at_once.state, rtol=1e-2, atol=1e-2)
 
 
-def test_it_is_differentiated_at_the_pace_it_found():
+def test_its_gradient_is_that_of_the_equilibrium_whatever_the_pace():
     net, x = tiny(hop.HAM, DEPTHS[5], scale=0.8)
     grads = []
     for how in ({}, {"even_odd": False}):

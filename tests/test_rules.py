@@ -8,6 +8,7 @@ from conftest import assert_slope, random_state, tiny
 
 import hoplib as hop
 from hoplib.rules import Affine, ChnRule, ExactRule, HamRule, Rule
+from hoplib.sweep import clip
 
 RHO = {"shifted-sigmoid": hop.ShiftedSigmoid(), "tanh": hop.Tanh()}
 SHAPE = (4, 7)
@@ -79,6 +80,14 @@ class TestEnergy:
         least = self.energy(rule, rule.settle(h, h), h)
         for seed in range(20):
             assert (self.energy(rule, draw(seed, 3.0), h) >= least - 1e-12).all()
+
+    @pytest.mark.parametrize("omega", [0.3, 1.0, 1.5, 1.9])
+    def test_relaxed_and_clipped_settling_lowers_it(self, rho, omega):
+        rule, h = HamRule(rho), draw(6, 2.0)
+        relaxed = rule.relaxed(omega, clip(omega, rule))
+        for seed in range(20):
+            s = draw(seed, 3.0)
+            assert (self.energy(relaxed, relaxed.settle(s, h), h) <= self.energy(rule, s, h) + 1e-12).all()
 
     def test_damped_local_steps_lower_it_in_moderate_fields(self, rho):
         """In a large field they may not: then they fall into a 2-cycle, which test_gradients has."""
