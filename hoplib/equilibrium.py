@@ -14,9 +14,8 @@ from torch import Tensor, nn
 
 from . import checks, paper
 from .network import Network, check_network
-from .relaxation import OverRelaxed, automatic
-from .rules import Affine
-from .solvers import REACH, SOLVER, Picard, Solution, Solver, Then, conjugate_gradients, iterate, residual
+from .relaxation import automatic
+from .solvers import REACH, SOLVER, Picard, Solution, Solver, Then, conjugate_gradients, iterate, mixes, residual
 from .sweep import AdjointSweep, Block, Blocks, Sweep, Turn
 
 RESIDUAL = "a relative residual of at least 0"
@@ -137,20 +136,18 @@ def _symmetric(f: AdjointSweep, tol: float, max_iter: int) -> tuple[Tensor, Tens
     """
     two = len(f.blocks) == 2 and not any(k in sources for k, sources in enumerate(f.sources))
     mine = Block([1] if two else range(len(f.blocks)), [block.size for block in f.blocks])
-    E, symmetric = [], f.g[0].new_ones(len(f.g[0]), dtype=torch.bool)
-    for rule, g in zip(f.rules, f.g, strict=True):
-        assert isinstance(rule, Affine)
-        A, C = (g.new_full((1, 1), x) if t is None else t for t, x in ((rule.A, 0.0), (rule.C, 1.0)))
+    E, symmetric = [], torch.ones(f.batch, dtype=torch.bool, device=f.like.device)
+    for rule in f.affine:
+        A, C = (rule.g.new_full((1, 1), x) if t is None else t for t, x in ((rule.A, 0.0), (rule.C, 1.0)))
         E.append(C / (1 - A))
         if rule.rho.elementwise:
             symmetric &= (E[-1] * rule.D >= 0).all(1)
         elif E[-1].numel() > 1:
             symmetric.fill_(False)
-    Eg = {k: E[k] * g for k, g in enumerate(f.g)}
+    Eg = {k: E[k] * rule.g for k, rule in enumerate(f.affine)}
 
     def weigh(k: int, v: Tensor) -> Tensor:
-        rule = f.rules[k]
-        assert isinstance(rule, Affine)
+        rule = f.affine[k]
         return E[k] * rule.rho.times(rule.D, v)
 
     def M(flat: Tensor) -> Tensor:
@@ -321,8 +318,6 @@ def solve(
     even_odd = False if even_odd is None else even_odd
     first = solver.first if isinstance(solver, Then) else solver
     checks.able("solver", first, "init", SOLVER)
-    if isinstance(backward, ThroughTime) and not isinstance(solver, Picard | OverRelaxed):
-        raise ValueError(f"ThroughTime unrolls Picard steps; it cannot follow {solver!r}. Use Adjoint() instead.")
     if isinstance(solver, Then) and not early_stop:
         raise ValueError("Then goes on from where its first solver has met its criterion: it needs early_stop=True")
     for name, value in (("even_odd", even_odd), ("early_stop", early_stop), ("trace", trace)):
@@ -342,6 +337,8 @@ def solve(
         with torch.no_grad():
             f = updates(net, x, first, net.blocks(even_odd))
             z0 = f.start(s0)
+            if isinstance(backward, ThroughTime) and (isinstance(solver, Then) or mixes(solver.init(z0))):
+                raise ValueError(f"ThroughTime unrolls Picard steps, not those of {solver!r}: use Adjoint()")
             until = solver.at if isinstance(solver, Then) else tol
             sol = iterate(f, z0, first, max_iter=max_iter, tol=until, early_stop=early_stop, trace=trace)
             if isinstance(solver, Then):

@@ -89,6 +89,11 @@ class Steps(Protocol):
     def restrict(self, keep: Tensor) -> None: ...
 
 
+def mixes(steps: Steps) -> bool:
+    """May its iterate be another than the newest map value? Of whoever does not say, it may."""
+    return bool(getattr(steps, "mixes", True))
+
+
 class Solver(Protocol):
     """A way to find a fixed point: `init` starts it on a batch. Its ω, None for the paper's, is part of the map.
 
@@ -338,8 +343,7 @@ def iterate(
     _check(f, z, solver)
     with checks.full_precision(z):
         steps = solver.init(z)
-        mixes = getattr(steps, "mixes", True)
-        values, account = Values(z, steps.depth), Account(z, max_iter, tol, early_stop, trace, mixes)
+        values, account = Values(z, steps.depth), Account(z, max_iter, tol, early_stop, trace, mixes(steps))
         for _ in range(max_iter if len(z) else 0):
             values.evaluate(f, z)
             keep = account.note(values, z)

@@ -317,7 +317,12 @@ class AdjointSweep(Sweep):
         lit: Set[int],
     ) -> None:
         super().__init__(net, {}, blocks, rules, products=products, batch=len(rules[0].g))
-        self.lit, self.g = lit, [rule.g for rule in rules]
+        self.lit = lit
+
+    @property
+    def affine(self) -> list[Affine]:
+        """Its rules, as what they are."""
+        return self.rules  # type: ignore[return-value]
 
     @torch.no_grad()
     def __call__(self, z: Tensor, out: Tensor | None = None) -> Tensor:
@@ -337,12 +342,12 @@ class AdjointSweep(Sweep):
 
         It starts from g in the last block, to which a forgotten one adds what its own g makes there.
         """
-        last = len(self.blocks) - 1
+        g, last = [rule.g for rule in self.affine], len(self.blocks) - 1
         turns = [*range(last + 1)] * terms
-        s = {k: torch.zeros_like(g) for k, g in enumerate(self.g)} | {last: self.g[last]}
+        s = {k: torch.zeros_like(t) for k, t in enumerate(g)} | {last: g[last]}
         lit: Set[int] | None = self.lit & {*self.blocks[last].members}
         if self.forgets and self.lit != lit:
-            s[0], lit, turns = self.g[0], self.lit, [last, *turns]
+            s[0], lit, turns = g[0], self.lit, [last, *turns]
         for k in turns[:-1]:
             s[k] = self.half(k, s, torch.empty_like(s[k]), lit)
             lit = self.grow(lit, k)
