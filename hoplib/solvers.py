@@ -482,10 +482,7 @@ class Account:
         """The solution, with what those that still run have come to."""
         if len(self.rows):
             g = values[0]
-            if self.early_stop:
-                self.settle(self.running, g)
-            else:
-                self.part["state"], self.part["residual"] = g, self.residual
+            self.settle(self.running if self.early_stop else torch.ones_like(self.running), g)
             if values.k > 1:
                 cycling = self.running & (residual(g, values[2]) < CYCLE * self.part["residual"])
                 self.part["status"] = torch.where(cycling, Status.CYCLING, self.part["status"])

@@ -102,10 +102,10 @@ class Sweep:
         self,
         net: Network,
         drive: Layers,
+        products: Products,
         blocks: Blocks,
         rules: Sequence[Rule],
         omega: float = 1.0,
-        products: Products | None = None,
         *,
         batch: int,
         clipped: bool = False,
@@ -118,7 +118,7 @@ class Sweep:
         held = range(1 if self.forgets else 0, len(self.blocks))
         self.held = Block(reversed(held), [block.size for block in self.blocks])
         self.size = self.held.size
-        self.link(net.products() if products is None else products)
+        self.link(products)
         of = {l: k for k, block in enumerate(self.blocks) for l in block.members}
         self.sources = [sorted({of[j] for l in block.members for j, _ in self.incoming[l]}) for block in self.blocks]
         self._buffers: dict[tuple[str, int], Tensor] = {}
@@ -264,7 +264,7 @@ class Sweep:
         order = [*reversed(range(last)), last]
         blocks = [self.blocks[k].members for k in order]
         lit = {l for l, t in self.net.split(grad).items() if kernels.waits(t) or bool(t.any())}
-        return AdjointSweep(self.net, blocks, [rules[k] for k in order], self.products, lit)
+        return AdjointSweep(self.net, self.products, blocks, [rules[k] for k in order], lit)
 
     def seen(self, k: int, s: Tensor) -> Layers:
         """The activations of block k."""
@@ -311,12 +311,12 @@ class AdjointSweep(Sweep):
     def __init__(
         self,
         net: Network,
+        products: Products,
         blocks: Blocks,
         rules: Sequence[Affine],
-        products: Products,
         lit: Set[int],
     ) -> None:
-        super().__init__(net, {}, blocks, rules, products=products, batch=len(rules[0].g))
+        super().__init__(net, {}, products, blocks, rules, batch=len(rules[0].g))
         self.lit = lit
 
     @property
