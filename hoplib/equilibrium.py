@@ -316,9 +316,9 @@ def solve(
     if solver is None:
         solver, even_odd = automatic(net) if even_odd is None else (Picard(), even_odd)
     even_odd = False if even_odd is None else even_odd
-    first = solver.first if isinstance(solver, Then) else solver
+    first, then = (solver.first, solver) if isinstance(solver, Then) else (solver, None)
     checks.able("solver", first, "init", SOLVER)
-    if isinstance(solver, Then) and not early_stop:
+    if then is not None and not early_stop:
         raise ValueError("Then goes on from where its first solver has met its criterion: it needs early_stop=True")
     for name, value in (("even_odd", even_odd), ("early_stop", early_stop), ("trace", trace)):
         checks.flag(name, value)
@@ -337,12 +337,12 @@ def solve(
         with torch.no_grad():
             f = updates(net, x, first, net.blocks(even_odd))
             z0 = f.start(s0)
-            if isinstance(backward, ThroughTime) and (isinstance(solver, Then) or mixes(solver.init(z0))):
+            if isinstance(backward, ThroughTime) and (then is not None or mixes(first.init(z0))):
                 raise ValueError(f"ThroughTime unrolls Picard steps, not those of {solver!r}: use Adjoint()")
-            until = solver.at if isinstance(solver, Then) else tol
+            until = tol if then is None else then.at
             sol = iterate(f, z0, first, max_iter=max_iter, tol=until, early_stop=early_stop, trace=trace)
-            if isinstance(solver, Then):
-                f = _finish(f, sol, solver, x, tol)
+            if then is not None:
+                f = _finish(f, sol, then, x, tol)
         sol.net = net
         if isinstance(backward, ThroughTime):
             sol.state = _unroll(f, x, z0, max_iter)
