@@ -6,7 +6,6 @@ How the equilibrium is found and how it is differentiated are independent choice
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -15,10 +14,9 @@ from torch import Tensor, nn
 
 from . import checks, paper
 from .network import Network, check_network
-from .relaxation import OverRelaxed, automatic
-from .rules import Affine
-from .solvers import REACH, SOLVER, Picard, Solution, Solver, Then, conjugate_gradients, iterate, residual
-from .sweep import AdjointSweep, Blocks, Layers, Sweep, Turn
+from .relaxation import automatic
+from .solvers import REACH, SOLVER, Picard, Solution, Solver, Then, conjugate_gradients, iterate, mixes, residual
+from .sweep import AdjointSweep, Block, Blocks, Sweep, Turn
 
 RESIDUAL = "a relative residual of at least 0"
 
@@ -137,44 +135,36 @@ def _symmetric(f: AdjointSweep, tol: float, max_iter: int) -> tuple[Tensor, Tens
     about half the steps.
     """
     two = len(f.blocks) == 2 and not any(k in sources for k, sources in enumerate(f.sources))
-    mine = [1] if two else [*range(len(f.blocks))]
-    E, symmetric = [], f.g[0].new_ones(len(f.g[0]), dtype=torch.bool)
-    for rule, g in zip(f.rules, f.g, strict=True):
-        assert isinstance(rule, Affine)
-        A, C = (g.new_full((1, 1), x) if t is None else t for t, x in ((rule.A, 0.0), (rule.C, 1.0)))
+    mine = Block([1] if two else range(len(f.blocks)), [block.size for block in f.blocks])
+    E, symmetric = [], torch.ones(f.batch, dtype=torch.bool, device=f.like.device)
+    for rule in f.affine:
+        A, C = (rule.g.new_full((1, 1), x) if t is None else t for t, x in ((rule.A, 0.0), (rule.C, 1.0)))
         E.append(C / (1 - A))
         if rule.rho.elementwise:
             symmetric &= (E[-1] * rule.D >= 0).all(1)
         elif E[-1].numel() > 1:
             symmetric.fill_(False)
-    Eg = {k: E[k] * g for k, g in enumerate(f.g)}
+    Eg = {k: E[k] * rule.g for k, rule in enumerate(f.affine)}
 
     def weigh(k: int, v: Tensor) -> Tensor:
-        rule = f.rules[k]
-        assert isinstance(rule, Affine)
+        rule = f.affine[k]
         return E[k] * rule.rho.times(rule.D, v)
 
-    def parts(flat: Tensor) -> dict[int, Tensor]:
-        return dict(zip(mine, torch.split(flat, [f.blocks[k].size for k in mine], 1), strict=True))
-
     def M(flat: Tensor) -> Tensor:
-        return torch.cat([weigh(k, t) for k, t in parts(flat).items()], 1)
-
-    def views(mu: Mapping[int, Tensor]) -> Layers:
-        return {l: t for k, flat in mu.items() for l, t in f.blocks[k].views(flat).items()}
+        return torch.cat([weigh(k, t) for k, t in mine.views(flat).items()], 1)
 
     def W(flat: Tensor, other: Tensor | float = 0.0) -> Tensor:
         """W μ in my blocks; through the other block where there is one, which adds to what it has of its own."""
-        mu = parts(flat)
+        mu = mine.views(flat)
         if two:
-            mu = {0: weigh(0, f.transposed(0, views(mu))) + other}
-        return torch.cat([f.transposed(k, views(mu)) for k in mine], 1)
+            mu = {0: weigh(0, f.transposed(0, f.layers(mu))) + other}
+        return torch.cat([f.transposed(k, f.layers(mu)) for k in mine.members], 1)
 
-    first = torch.cat([Eg[k] for k in mine], 1)
+    first = mine.gather(Eg, f.like)
     flat, solved = conjugate_gradients(W, M, first, W(first, Eg[0]), max_iter=max_iter, tol=tol)
-    found = parts(flat)
+    found = mine.views(flat)
     if two:
-        found[0] = Eg[0] + weigh(0, f.transposed(0, views(found)))
+        found[0] = Eg[0] + weigh(0, f.transposed(0, f.layers(found)))
     return f.whole(found), solved, symmetric
 
 
@@ -326,11 +316,9 @@ def solve(
     if solver is None:
         solver, even_odd = automatic(net) if even_odd is None else (Picard(), even_odd)
     even_odd = False if even_odd is None else even_odd
-    first = solver.first if isinstance(solver, Then) else solver
+    first, then = (solver.first, solver) if isinstance(solver, Then) else (solver, None)
     checks.able("solver", first, "init", SOLVER)
-    if isinstance(backward, ThroughTime) and not isinstance(solver, Picard | OverRelaxed):
-        raise ValueError(f"ThroughTime unrolls Picard steps; it cannot follow {solver!r}. Use Adjoint() instead.")
-    if isinstance(solver, Then) and not early_stop:
+    if then is not None and not early_stop:
         raise ValueError("Then goes on from where its first solver has met its criterion: it needs early_stop=True")
     for name, value in (("even_odd", even_odd), ("early_stop", early_stop), ("trace", trace)):
         checks.flag(name, value)
@@ -349,10 +337,12 @@ def solve(
         with torch.no_grad():
             f = updates(net, x, first, net.blocks(even_odd))
             z0 = f.start(s0)
-            until = solver.at if isinstance(solver, Then) else tol
+            if isinstance(backward, ThroughTime) and (then is not None or mixes(first.init(z0))):
+                raise ValueError(f"ThroughTime unrolls Picard steps, not those of {solver!r}: use Adjoint()")
+            until = tol if then is None else then.at
             sol = iterate(f, z0, first, max_iter=max_iter, tol=until, early_stop=early_stop, trace=trace)
-            if isinstance(solver, Then):
-                f = _finish(f, sol, solver, x, tol)
+            if then is not None:
+                f = _finish(f, sol, then, x, tol)
         sol.net = net
         if isinstance(backward, ThroughTime):
             sol.state = _unroll(f, x, z0, max_iter)

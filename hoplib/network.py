@@ -163,8 +163,8 @@ class Network(nn.Module):
         if not listed or sorted(l for block in blocks for l in block) != list(self.hidden):
             raise ValueError(f"blocks must have each of the layers {list(self.hidden)} once, not {blocks!r}")
         rules = [self.rule(self.rho.of(block), len(blocks) == 1) for block in blocks]
-        drive, products = (self.drive(x), None) if like is None else (like.drive, like.products)
-        return Sweep(self, drive, blocks, rules, omega, products, batch=len(x), clipped=clipped)
+        drive, products = (self.drive(x), self.products()) if like is None else (like.drive, like.products)
+        return Sweep(self, drive, products, blocks, rules, omega, batch=len(x), clipped=clipped)
 
     def field(self, s: Tensor, x: Tensor) -> Tensor:
         """h = W ρ(s) + b + U ρ(x): the bracket of Eqs. (5) and (6)."""

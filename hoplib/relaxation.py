@@ -15,7 +15,7 @@ from torch import Tensor
 from . import checks, paper
 from .network import EvenOdd, Network, check_network
 from .solvers import Picard, Solver, iterate
-from .sweep import Blocks, Sweep, check_omega, clip
+from .sweep import Blocks, Sweep, check_omega
 
 FIRST_OMEGA = 1.05  # before the best ω is known
 FIRST_LOOK = 3  # the sweep after which it is chosen; again after twice as many, four times, and so on
@@ -107,8 +107,7 @@ class Pace:
             w, slope = f.omega, (length / self.before).double().pow(1 / (self.sweeps - self.first)).clamp(1e-6, 0.999)
             present = slope.new_tensor(1 - (2 / w - 1) ** 2)
             squares = torch.where(slope > w - 1, (slope + w - 1).square() / (w * w * slope), present)
-            f.omega = fewest(squares.clamp_max(1 - 2 / self.sweeps))
-            f.clips = [clip(f.omega, rule) for rule in f.rules]
+            f.relax(fewest(squares.clamp_max(1 - 2 / self.sweeps)))
             self.first = self.sweeps + 1
         elif self.sweeps == self.first:
             self.before = length
@@ -132,8 +131,8 @@ def radius(net: Network, x: Tensor, s: Tensor, steps: int = 10) -> Tensor:
     root = d_last.sqrt()
 
     def gram(v: Tensor) -> Tensor:
-        up = f.transposed(0, f.blocks[1].views(root * v))
-        return root * f.transposed(1, f.blocks[0].views(d_first * up))
+        up = f.transposed(0, f.layers({1: root * v}))
+        return root * f.transposed(1, f.layers({0: d_first * up}))
 
     v, steps, eps = root, min(steps, root.shape[1]), torch.finfo(root.dtype).eps
     basis, T = v.new_zeros(steps, *v.shape), v.new_zeros(len(v), steps, steps)

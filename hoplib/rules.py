@@ -3,6 +3,7 @@
     HamRule      s ← h, the minimum of the energy in the field itself (Eq. 6)
     ChnRule      s ← (1 − ω) s + ω ρ'(s) h, so many times (Eq. 5; ten damped steps for a block of an even-odd sweep)
     ExactRule    s ← ς⁻¹(h), where these steps lead: the CHN as Theorem 2 has it
+    Relaxed      s ← (1 − ω) s + ω s', only ω of the way of another rule, or beyond
     Affine       λ ← g + A λ + D h, the linearised rule: with it the adjoint is a sweep like any other
 
 `slopes` are A = ∂s'/∂s and C = ∂s'/∂h, element-wise; None stands for 0 and 1. Where a tensor `out` is given (then no
@@ -11,7 +12,8 @@ gradient is wanted), the result is left there; h may be that tensor, or be used 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -28,16 +30,16 @@ class Rule:
     """What a sweep asks of a rule, for the neurons of a block with the activation ρ.
 
     A subclass must write `settle`. What it does not say about it is safe, not inherited from another rule: the slopes
-    are then autograd's, and the neurons may have a memory.
+    are then autograd's, the neurons may have a memory, and `Relaxed` relaxes it.
     """
 
     rho: Activation
     memory: ClassVar[bool] = True  # does what a neuron settles to depend on where it was?
-    plain: ClassVar[bool] = False  # is it s ← h, whose slopes are known without the field?
+    plain: ClassVar[bool] = False  # is a neuron at rest just where s = h? Then no field is needed for its slopes there
 
     def __init_subclass__(cls) -> None:
         if "settle" in vars(cls):
-            for name in ("slopes", "memory", "plain", "kappa"):
+            for name in ("slopes", "memory", "plain", "kappa", "relaxed"):
                 if name not in vars(cls):
                     setattr(cls, name, getattr(Rule, name))
 
@@ -66,9 +68,54 @@ class Rule:
         """The part of the energy that couples nothing, neuron by neuron."""
         raise NotImplementedError
 
+    def relaxed(self, omega: float, clip: float = math.inf) -> Rule:
+        """The rule that goes ω of the way, but not further than (ω − 1)·clip beyond its end."""
+        return self if omega == 1 else Relaxed(self.rho, self, omega, clip)
+
     def restrict(self, keep: Tensor) -> Rule:
         """The rule of the samples `keep` alone."""
         return self
+
+
+@dataclass(frozen=True)
+class Relaxed(Rule):
+    """s ← (1 − ω) s + ω s', where a rule settles to s'; or, clipped at c, s ← s' + (ω − 1)·clamp(s' − s, −c, c)."""
+
+    rule: Rule
+    omega: float
+    clip: float = math.inf
+
+    @property
+    def plain(self) -> bool:  # type: ignore[override]
+        return self.rule.plain
+
+    def emit(self, s: Tensor, out: Tensor | None = None) -> Tensor:
+        return self.rule.emit(s, out)
+
+    def settle(self, s: Tensor, h: Tensor, out: Tensor | None = None, r: Tensor | None = None) -> Tensor:
+        new, w, c = self.rule.settle(s, h, out, r), self.omega, self.clip
+        if c == math.inf:
+            return torch.lerp(s, new, w, out=out)
+        if out is not None and kernels.relax(s, new, w - 1, c, out):
+            return out
+        return torch.add(new, (new - s).clamp(-c, c), alpha=w - 1, out=out)
+
+    def slopes(self, s: Tensor, h: Tensor) -> Slopes:
+        """A ← 1 − ω + ω A and C ← ω C; where the overshoot is clipped, those of the rule itself."""
+        a, c = self.rule.slopes(s, h)
+        w, one = self.omega, s.new_full((1, 1), self.omega)
+        A, C = (1 - one if a is None else 1 - w * (1 - a)), (one if c is None else w * c)
+        if self.clip == math.inf or (self.plain and h is s):  # at rest nothing is clipped
+            return A, C
+        inside = (self.rule.settle(s, h) - s).abs() < self.clip
+        zero, unit = torch.zeros_like(s), torch.ones_like(s)
+        return torch.where(inside, A, zero if a is None else a), torch.where(inside, C, unit if c is None else c)
+
+    def energy(self, s: Tensor) -> Tensor:
+        return self.rule.energy(s)
+
+    def restrict(self, keep: Tensor) -> Rule:
+        return replace(self, rule=self.rule.restrict(keep))
 
 
 class HamRule(Rule):
@@ -121,6 +168,11 @@ class ChnRule(Rule):
             torch.addcmul(drho, C, a, out=C)
             s = drho.mul_(h).add_(s, alpha=1 - w)
         return A, C.mul_(w)
+
+    def relaxed(self, omega: float, clip: float = math.inf) -> Rule:
+        """One step takes ω upon itself: no second pass over memory."""
+        one = self.steps == 1 and clip == math.inf
+        return replace(self, omega=omega * self.omega) if one else super().relaxed(omega, clip)
 
     def energy(self, s: Tensor) -> Tensor:
         return s.square() / 2

@@ -77,7 +77,8 @@ class Values:
 class Steps(Protocol):
     """A solver at work on a batch: from an iterate and the map values so far to the next iterate.
 
-    `depth` is the number of map values that it looks back on.
+    `depth` is the number of map values that it looks back on. Steps whose iterate is always the newest map value say
+    `mixes = False`. Of others two map values may be near each other by chance, which `iterate` then looks into.
     """
 
     @property
@@ -86,6 +87,11 @@ class Steps(Protocol):
     def step(self, z: Tensor, values: Values) -> Tensor: ...
 
     def restrict(self, keep: Tensor) -> None: ...
+
+
+def mixes(steps: Steps) -> bool:
+    """May its iterate be another than the newest map value? Of whoever does not say, it may."""
+    return bool(getattr(steps, "mixes", True))
 
 
 class Solver(Protocol):
@@ -113,6 +119,11 @@ class Picard:
 
     relaxation: float | None = None
     depth: ClassVar[int] = 1
+    mixes: ClassVar[bool] = False
+
+    def __init_subclass__(cls) -> None:
+        if "step" in vars(cls):
+            cls.mixes = vars(cls).get("mixes", True)  # another step, which has to say so itself
 
     def __post_init__(self) -> None:
         if self.relaxation is not None:
@@ -332,7 +343,7 @@ def iterate(
     _check(f, z, solver)
     with checks.full_precision(z):
         steps = solver.init(z)
-        values, account = Values(z, steps.depth), Account(z, max_iter, tol, early_stop, trace)
+        values, account = Values(z, steps.depth), Account(z, max_iter, tol, early_stop, trace, mixes(steps))
         for _ in range(max_iter if len(z) else 0):
             values.evaluate(f, z)
             keep = account.note(values, z)
@@ -393,8 +404,8 @@ FIRST_LOOK = 8  # where a look waits for the device: after so many iterations, t
 class Account:
     """How the samples fare: `part` of those still in the batch, whose numbers are `rows`, `total` of all."""
 
-    def __init__(self, z: Tensor, max_iter: int, tol: float, early_stop: bool, trace: bool) -> None:
-        batch, self.tol, self.early_stop, self.evaluations = len(z), tol, early_stop, 0
+    def __init__(self, z: Tensor, max_iter: int, tol: float, early_stop: bool, trace: bool, mixes: bool) -> None:
+        batch, self.tol, self.early_stop, self.mixes, self.evaluations = len(z), tol, early_stop, mixes, 0
         self.total = {
             "state": torch.empty_like(z),
             "iterations": torch.full((batch,), max(max_iter - 1, 0), device=z.device),
@@ -421,7 +432,7 @@ class Account:
         if not some:
             return None
         hit = ended & (r < self.tol)
-        if self.early_stop and z.data_ptr() != values[1].data_ptr():  # equal: Picard's z is the map value before
+        if self.early_stop and self.mixes:
             chance, self.residual = self.by_chance(hit, r, values[0], z)
             hit, ended = hit & ~chance, ended & ~chance
         self.part["iterations"].masked_fill_(hit, values.k - 1)
@@ -471,10 +482,7 @@ class Account:
         """The solution, with what those that still run have come to."""
         if len(self.rows):
             g = values[0]
-            if self.early_stop:
-                self.settle(self.running, g)
-            else:
-                self.part["state"], self.part["residual"] = g, self.residual
+            self.settle(self.running if self.early_stop else torch.ones_like(self.running), g)
             if values.k > 1:
                 cycling = self.running & (residual(g, values[2]) < CYCLE * self.part["residual"])
                 self.part["status"] = torch.where(cycling, Status.CYCLING, self.part["status"])

@@ -12,9 +12,10 @@ The adjoint of a sweep is a sweep too: of the linearised rule, with the blocks i
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
 import torch
@@ -22,31 +23,32 @@ from torch import Tensor
 
 from . import checks, kernels
 from .links import Product
-from .rules import Affine, ChnRule, Rule, Slopes
+from .rules import Affine, Rule
 
 if TYPE_CHECKING:
     from .network import Network
     from .relaxation import Pace
 
 Layers = dict[int, Tensor]
+Products = Mapping[tuple[int, int], tuple[Product, Product]]
 Blocks = Sequence[Sequence[int]]  # the layers that are updated together, in the order of their turns
 
 
 class Block:
-    """Some layers, and their place in a flat tensor (batch, size) that holds just them."""
+    """Some layers side by side in a flat tensor (batch, size) that holds just them; or some blocks."""
 
-    def __init__(self, members: Sequence[int], sizes: Sequence[int]) -> None:
+    def __init__(self, members: Iterable[int], sizes: Sequence[int]) -> None:
         self.members = tuple(members)
-        ends = [sum(sizes[l] for l in self.members[:i]) for i in range(len(self.members) + 1)]
+        ends = [0, *accumulate(sizes[l] for l in self.members)]
         self.size = ends[-1]
-        self.slices = {l: slice(a, b) for l, a, b in zip(self.members, ends, ends[1:], strict=False)}
+        self.slices = {l: slice(a, b) for l, (a, b) in zip(self.members, pairwise(ends), strict=True)}
 
-    def views(self, z: Tensor) -> Layers:
+    def views(self, z: Tensor) -> dict[int, Tensor]:
         return {l: z[:, part] for l, part in self.slices.items()}
 
-    def gather(self, layers: Mapping[int, Tensor], like: Tensor) -> Tensor:
-        """The flat tensor of these layers."""
-        return torch.cat([layers[l] for l in self.members], 1) if self.members else like[:, :0]
+    def gather(self, parts: Mapping[int, Tensor], like: Tensor) -> Tensor:
+        """The flat tensor of these parts."""
+        return torch.cat([parts[l] for l in self.members], 1) if self.members else like[:, :0]
 
 
 @dataclass
@@ -100,30 +102,26 @@ class Sweep:
         self,
         net: Network,
         drive: Layers,
+        products: Products,
         blocks: Blocks,
         rules: Sequence[Rule],
         omega: float = 1.0,
-        products: Mapping[tuple[int, int], tuple[Product, Product]] | None = None,
         *,
         batch: int,
         clipped: bool = False,
     ) -> None:
-        self.net, self.drive, self.omega, self.rules, self.batch = net, drive, omega, list(rules), batch
+        self.net, self.drive, self.unrelaxed, self.batch, self.clipped = net, drive, list(rules), batch, clipped
         self.like: Tensor = net.b[0]  # of the network's type and on its device
-        single = [rule for rule in rules if isinstance(rule, ChnRule) and rule.steps == 1]
-        if omega != 1 and len(single) == len(rules):  # such a rule relaxes by itself
-            self.omega, self.rules = 1.0, [replace(rule, omega=omega * rule.omega) for rule in single]
+        self.relax(omega)
         self.blocks = [Block(members, net.layers) for members in blocks]
-        self.forgets = len(self.blocks) == 2 and omega == 1 and not rules[0].memory
-        self.kept = list(range(len(self.blocks)))[::-1][: 1 if self.forgets else None]
-        ends = [sum(self.blocks[k].size for k in self.kept[:i]) for i in range(len(self.kept) + 1)]
-        self.places = {k: slice(a, b) for k, a, b in zip(self.kept, ends, ends[1:], strict=False)}
-        self.size = ends[-1]
-        self.link(net.products() if products is None else products)
+        self.forgets = len(self.blocks) == 2 and not self.rules[0].memory
+        held = range(1 if self.forgets else 0, len(self.blocks))
+        self.held = Block(reversed(held), [block.size for block in self.blocks])
+        self.size = self.held.size
+        self.link(products)
         of = {l: k for k, block in enumerate(self.blocks) for l in block.members}
         self.sources = [sorted({of[j] for l in block.members for j, _ in self.incoming[l]}) for block in self.blocks]
         self._buffers: dict[tuple[str, int], Tensor] = {}
-        self.clips = [clip(omega, rule) if clipped else math.inf for rule in self.rules]
         self.pace: Pace | None = None
         coupled = [self.blocks[k].members for k, sources in enumerate(self.sources) if k in sources]
         if clipped and coupled:
@@ -132,51 +130,44 @@ class Sweep:
                 "raise the energy, clipped or not; update them in turns (even_odd=True)"
             )
 
-    def link(self, products: Mapping[tuple[int, int], tuple[Product, Product]]) -> None:
+    def relax(self, omega: float) -> None:
+        """From now on each block goes ω of its way."""
+        self.omega = omega
+        self.rules = [rule.relaxed(omega, clip(omega, rule) if self.clipped else math.inf) for rule in self.unrelaxed]
+
+    def link(self, products: Products) -> None:
         """Note for every layer who speaks to it, and through which product."""
         self.products = products
         self.incoming: dict[int, list[tuple[int, Product]]] = {l: [] for l in self.net.hidden}
         for (a, b), (up, down) in sorted(products.items()):
             self.incoming[b].append((a, up))
             self.incoming[a].append((b, down))
-        for sources in self.incoming.values():
-            sources.sort(key=lambda source: source[0])
 
     # -- one sweep ----------------------------------------------------------------------------------------------
 
     def __call__(self, z: Tensor, out: Tensor | None = None) -> Tensor:
-        s = self.open(z)
+        s, targets = self.open(z), {} if out is None else self.open(out)
+        if out is not None and self.forgets:
+            targets[0] = self.buffer("first", 0)
         for k in range(len(self.blocks)):
-            s[k] = self.half(k, s, None if out is None else self.target(k, out))
-        new = torch.cat([s[k] for k in self.kept], 1) if out is None else out
+            s[k] = self.half(k, s, targets.get(k))
+        new = self.held.gather(s, z) if out is None else out
         if self.pace is not None:
             self.pace(self, z, new)
         return new
 
     def half(self, k: int, s: Mapping[int, Tensor], out: Tensor | None = None, lit: Set[int] | None = None) -> Tensor:
-        """Block k's turn: s ← (1 − ω) s + ω · (what its neurons settle to in the field of the blocks s).
+        """Block k's turn: what its neurons settle to in the field of the blocks s.
 
-        If the sweep is clipped, no neuron goes further than (ω − 1) c beyond that.
         `lit` are the layers whose activations may differ from 0; None: all.
         """
-        rule, own = self.rules[k], s.get(k, self.like)  # where it is not known, nobody asks
+        own = s.get(k, self.like)  # where it is not known, nobody asks
         shown = {j: self.rules[j].emit(s[j], None if out is None else self.buffer("r", j)) for j in self.sources[k]}
-        r = {l: t for j, flat in shown.items() for l, t in self.blocks[j].views(flat).items()}
+        r = self.layers(shown)
         if lit is not None:
             r = {l: t for l, t in r.items() if l in lit}
         place = out if out is None or out.is_contiguous() else self.buffer("h", k)  # products go there faster
-        h = self.field(k, r, place)
-        new = rule.settle(own, h, out, shown.get(k))
-        return new if self.omega == 1 else self.relax(k, own, new, out)
-
-    def relax(self, k: int, s: Tensor, new: Tensor, out: Tensor | None = None) -> Tensor:
-        """(1 − ω) s + ω·new or, clipped, new + (ω − 1)·clamp(new − s, −c, c)."""
-        w, c = self.omega, self.clips[k]
-        if c == math.inf:
-            return torch.lerp(s, new, w, out=out)
-        if out is not None and kernels.relax(s, new, w - 1, c, out):
-            return out
-        return torch.add(new, (new - s).clamp(-c, c), alpha=w - 1, out=out)
+        return self.rules[k].settle(own, self.field(k, r, place), out, shown.get(k))
 
     def field(self, k: int, r: Mapping[int, Tensor], out: Tensor | None = None, *, driven: bool = True) -> Tensor:
         """h of block k: the drive (unless not `driven`), plus every link's product with the activations r."""
@@ -201,14 +192,11 @@ class Sweep:
             self._buffers[name, k] = self.like.new_empty(self.batch, self.blocks[k].size)
         return self._buffers[name, k]
 
-    def target(self, k: int, out: Tensor) -> Tensor:
-        return out[:, self.places[k]] if k in self.places else self.buffer("first", k)
-
     # -- states -------------------------------------------------------------------------------------------------
 
     def open(self, z: Tensor) -> dict[int, Tensor]:
         """The blocks that z holds, by their number."""
-        return {k: z[:, place] for k, place in self.places.items()}
+        return self.held.views(z)
 
     def complete(self, z: Tensor) -> dict[int, Tensor]:
         """All blocks: those that z holds, and the one that follows from them."""
@@ -226,12 +214,15 @@ class Sweep:
     def cut(self, s: Tensor) -> Tensor:
         """The part z of a state that the sweep iterates."""
         layers = self.net.split(s)
-        return torch.cat([self.blocks[k].gather(layers, s) for k in self.kept], 1)
+        return torch.cat([self.blocks[k].gather(layers, s) for k in self.held.members], 1)
+
+    def layers(self, s: Mapping[int, Tensor]) -> Layers:
+        """The layers of these blocks."""
+        return {l: t for k, flat in s.items() for l, t in self.blocks[k].views(flat).items()}
 
     def whole(self, s: Mapping[int, Tensor]) -> Tensor:
-        """The state (batch, N) of these blocks."""
-        layers = {l: t for k, block in enumerate(self.blocks) for l, t in block.views(s[k]).items()}
-        return torch.cat([layers[l] for l in self.net.hidden], 1)
+        """The state (batch, N) of all blocks."""
+        return self.net.all.gather(self.layers(s), self.like)
 
     def every(self, s: Tensor) -> dict[int, Tensor]:
         """All blocks of a state (batch, N)."""
@@ -249,29 +240,13 @@ class Sweep:
         """The sweep of the samples `keep` (indices) alone."""
         part = copy(self)
         part.drive = {l: d.index_select(0, keep) if d.ndim == 2 else d for l, d in self.drive.items()}
-        part.rules = [rule.restrict(keep) for rule in self.rules]
+        part.unrelaxed = [rule.restrict(keep) for rule in self.unrelaxed]
+        part.relax(self.omega)
         part.batch, part._buffers = len(keep), {}
         part.pace = None if self.pace is None else self.pace.restrict(keep)
         return part
 
     # -- derivatives --------------------------------------------------------------------------------------------
-
-    def slopes(self, k: int, own: Tensor, h: Tensor) -> Slopes:
-        """∂s'/∂s and ∂s'/∂h of block k's turn: those of its rule, A ← 1 − ω + ω A and C ← ω C.
-
-        Where the overshoot is clipped, its rule's themselves.
-        """
-        a, c = self.rules[k].slopes(own, h)
-        w = self.omega
-        if w == 1:
-            return a, c
-        one = own.new_full((1, 1), w)
-        A, C = (1 - one if a is None else 1 - w * (1 - a)), (one if c is None else w * c)
-        if self.clips[k] == math.inf or h is own:  # at rest
-            return A, C
-        inside = (self.rules[k].settle(own, h) - own).abs() < self.clips[k]
-        zero, unit = torch.zeros_like(own), torch.ones_like(own)
-        return torch.where(inside, A, zero if a is None else a), torch.where(inside, C, unit if c is None else c)
 
     @torch.no_grad()
     def adjoint(self, s: Tensor, grad: Tensor) -> AdjointSweep:
@@ -284,12 +259,12 @@ class Sweep:
                 r = {l: t for j in self.sources[k] for l, t in self.seen(j, states[j]).items()}
                 h = self.field(k, r)
             rho = self.rules[k].rho
-            rules.append(Affine(rho, *self.slopes(k, own, h), rho.slope(own), g[k]))
+            rules.append(Affine(rho, *self.rules[k].slopes(own, h), rho.slope(own), g[k]))
         last = len(rules) - 1
         order = [*reversed(range(last)), last]
         blocks = [self.blocks[k].members for k in order]
         lit = {l for l, t in self.net.split(grad).items() if kernels.waits(t) or bool(t.any())}
-        return AdjointSweep(self.net, blocks, [rules[k] for k in order], self.products, lit)
+        return AdjointSweep(self.net, self.products, blocks, [rules[k] for k in order], lit)
 
     def seen(self, k: int, s: Tensor) -> Layers:
         """The activations of block k."""
@@ -308,10 +283,8 @@ class Sweep:
             states = {j: s[j] for j in self.sources[k]}
             r = {l: t for j, state in states.items() for l, t in self.seen(j, state).items()}
             h = self.field(k, r)
-            new = self.rules[k].settle(own, h)
-            slopes = self.slopes(k, own, h)
-            turns.append((k, states, r, slopes))
-            s = {**s, k: new if self.omega == 1 else self.relax(k, own, new)}
+            turns.append((k, states, r, self.rules[k].slopes(own, h)))
+            s = {**s, k: self.rules[k].settle(own, h)}
         back, found = self.every(grad), []
         for k, states, r, (a, c) in reversed(turns):
             mu = back[k] if c is None else c * back[k]
@@ -338,13 +311,18 @@ class AdjointSweep(Sweep):
     def __init__(
         self,
         net: Network,
+        products: Products,
         blocks: Blocks,
         rules: Sequence[Affine],
-        products: Mapping[tuple[int, int], tuple[Product, Product]],
         lit: Set[int],
     ) -> None:
-        super().__init__(net, {}, blocks, rules, products=products, batch=len(rules[0].g))
-        self.lit, self.g = lit, [rule.g for rule in rules]
+        super().__init__(net, {}, products, blocks, rules, batch=len(rules[0].g))
+        self.lit = lit
+
+    @property
+    def affine(self) -> list[Affine]:
+        """Its rules, as what they are."""
+        return self.rules  # type: ignore[return-value]
 
     @torch.no_grad()
     def __call__(self, z: Tensor, out: Tensor | None = None) -> Tensor:
@@ -364,12 +342,12 @@ class AdjointSweep(Sweep):
 
         It starts from g in the last block, to which a forgotten one adds what its own g makes there.
         """
-        last = len(self.blocks) - 1
+        g, last = [rule.g for rule in self.affine], len(self.blocks) - 1
         turns = [*range(last + 1)] * terms
-        s = {k: torch.zeros_like(g) for k, g in enumerate(self.g)} | {last: self.g[last]}
+        s = {k: torch.zeros_like(t) for k, t in enumerate(g)} | {last: g[last]}
         lit: Set[int] | None = self.lit & {*self.blocks[last].members}
         if self.forgets and self.lit != lit:
-            s[0], lit, turns = self.g[0], self.lit, [last, *turns]
+            s[0], lit, turns = g[0], self.lit, [last, *turns]
         for k in turns[:-1]:
             s[k] = self.half(k, s, torch.empty_like(s[k]), lit)
             lit = self.grow(lit, k)

@@ -66,6 +66,33 @@ class Softmax(hop.Activation):
         return torch.logsumexp(s, 1, keepdim=True).expand_as(s) / s.shape[1]
 
 
+class LowRank(hop.Link):
+    """A new link: W = A B, through a few neurons between the layers that keep no state."""
+
+    def __init__(self, A, B):
+        super().__init__()
+        self.A, self.B = torch.nn.Parameter(A), torch.nn.Parameter(B)
+        self.sizes = B.shape[1], A.shape[0]
+
+    def push(self, r, h=None, out=None):
+        new = r @ self.B.T @ self.A.T + (0 if h is None else h)
+        return new if out is None else out.copy_(new)
+
+    def pull(self, r, h=None, out=None):
+        new = r @ self.A @ self.B + (0 if h is None else h)
+        return new if out is None else out.copy_(new)
+
+    def gradients(self, r_a, mu_b, r_b, mu_a):
+        by_A, by_B = mu_b.T @ (r_a @ self.B.T), (mu_b @ self.A).T @ r_a
+        if r_b is None:
+            return [by_A, by_B]
+        return [by_A + r_b.T @ (mu_a @ self.B.T), by_B + (r_b @ self.A).T @ mu_a]
+
+    @property
+    def multiply_adds(self):
+        return self.A.numel() + self.B.numel()
+
+
 class ExactCHN(hop.CHN):
     """The CHN through ς⁻¹."""
 
@@ -144,6 +171,12 @@ def convolution():
     return hop.HAM([36, 18, 12, 4], links=links, **DOUBLE)
 
 
+def low_rank():
+    sizes = [5, 6, 4, 3]
+    links = {(l, l + 1): LowRank(weights(sizes[l + 1], 2), weights(2, sizes[l], seed=1)) for l in range(3)}
+    return hop.HAM(sizes, links=links, **DOUBLE)
+
+
 def modern():
     links = {(0, 1): hop.Dense(weights(6, 5)), (1, 2): hop.Dense(weights(3, 6))}
     return hop.HAM([5, 6, 3], rho=["tanh", Softmax(), "tanh"], links=links, **DOUBLE)
@@ -151,6 +184,7 @@ def modern():
 
 NETWORKS = {
     "activation": lambda: hop.HAM([5, 4, 3], rho=Arctan(), **DOUBLE),
+    "link": low_rank,
     "skip link": skip,
     "convolution": convolution,
     "modern Hopfield": modern,

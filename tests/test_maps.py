@@ -152,6 +152,7 @@ def test_restrict_keeps_the_chosen_samples(model, layers, even_odd):
     adjoint = f.adjoint(f.join(z), random_state(net, len(x), seed=5))
     back = random_state(net, len(x), seed=6)[:, : adjoint.size]
     torch.testing.assert_close(adjoint.restrict(keep)(back[keep]), adjoint(back)[keep], **EXACT)
+    torch.testing.assert_close(adjoint.restrict(keep).neumann(3), adjoint.neumann(3)[keep], **EXACT)
 
 
 def test_the_adjoint_sums_the_powers_of_the_transposed_jacobian(model, layers, even_odd):

@@ -79,7 +79,7 @@ def test_blocks_of_ones_own_and_mixed_activations_keep_the_law():
     net = hop.HAM([4, 5, 6, 3], rho=rho, dtype=torch.float64, device="cpu")
     x = torch.rand(8, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     f = net.sweep(x, [[2], [1], [3]], 1.8, clipped=True)
-    assert f.clips == [clip(1.8, hop.HamRule(net.rho.at(l))) for l in (2, 1, 3)]
+    assert [rule.clip for rule in f.rules] == [clip(1.8, hop.HamRule(net.rho.at(l))) for l in (2, 1, 3)]
     assert teaching.rises(f, x, random_state(net, 8, scale=3), 12).max() < 1e-12
 
 
@@ -197,7 +197,7 @@ def test_the_slopes_away_from_rest_are_those_of_autograd(rho):
     grad = random_state(net, 8, seed=1)
     with torch.no_grad():
         h = f.field(0, f.seen(1, f.open(z)[1]))
-        clipped = (h - f.open(z)[0]).abs() > f.clips[0]
+        clipped = (h - f.open(z)[0]).abs() > f.rules[0].clip
         assert 0.05 < clipped.double().mean() < 0.95
     by_links, by_b, _ = net.pullback(f.along(z, 3, grad), x)
     g = f.again(x)
@@ -325,7 +325,7 @@ def test_a_network_left_to_itself_takes_the_fast_way():
     torch.testing.assert_close(hop.solve(net, x, tol=1e-13, max_iter=900).state, at_once.state, rtol=1e-2, atol=1e-2)
 
 
-def test_it_is_differentiated_at_the_pace_it_found():
+def test_its_gradient_is_that_of_the_equilibrium_whatever_the_pace():
     net, x = tiny(hop.HAM, DEPTHS[5], scale=0.8)
     grads = []
     for how in ({}, {"even_odd": False}):

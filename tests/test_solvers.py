@@ -193,6 +193,43 @@ def test_who_meets_the_criterion_by_chance_in_the_last_iteration_does_not_look_c
     assert late > 0, "there were such samples"
 
 
+class Elsewhere:
+    """A solver that says nothing of itself: its iterate is twice the map value."""
+
+    relaxation, depth = None, 1
+
+    def init(self, z):
+        return self
+
+    def step(self, z, values):
+        return 2 * values[0]
+
+    def restrict(self, keep):
+        pass
+
+
+class ElsewherePicard(hop.Picard):
+    def step(self, z, values):
+        return 2 * values[0]
+
+
+class Constant:
+    def __call__(self, z, out=None):
+        return torch.ones_like(z) if out is None else out.fill_(1)
+
+    def restrict(self, keep):
+        return self
+
+
+@pytest.mark.parametrize("solver", [Elsewhere(), ElsewherePicard(), hop.Picard(), hop.Anderson(), hop.OverRelaxed()])
+def test_a_solver_that_does_not_say_what_its_iterate_is_is_looked_into(solver):
+    """All map values are the same, but 2 is no fixed point of the map to 1."""
+    z = torch.zeros(3, 4, dtype=torch.float64)
+    sol = hop.iterate(Constant(), z, solver, max_iter=9, tol=1e-4)
+    assert sol.converged.all() == (type(solver).__module__ != __name__)
+    assert torch.equal(sol.residual < 1e-4, sol.converged)
+
+
 @settings(deadline=None, max_examples=15)
 @given(seed=st.integers(0, 2**31), chn=st.booleans(), even_odd=st.booleans(), name=st.sampled_from(sorted(SOLVERS)))
 def test_the_answer_does_not_depend_on_the_company(seed, chn, even_odd, name):
