@@ -9,6 +9,8 @@ UV_VERSION := 0.13.7
 # Two single-threaded workers beat one with two threads.
 WORKERS ?= 2
 export OMP_NUM_THREADS ?= 1
+# Files and messages are UTF-8, whatever the locale.
+export PYTHONUTF8 := 1
 # Without its cached bytecode torch takes three times as long to import, in every kernel anew.
 unexport PYTHONDONTWRITEBYTECODE
 
