@@ -103,6 +103,7 @@ class TestPlan:
             ({"epochs": 0}, "epochs must be an integer from 1 to 10"),
             ({"layers": "784 x 10"}, "must be integers"),
             ({"data": "cifar"}, "unknown data set 'cifar'"),
+            ({"output": __file__}, r"output must be a folder; .*test_batch\.py is a file"),
         ],
     )
     def test_wrong_options_are_named(self, options, message):
@@ -233,6 +234,30 @@ def test_a_folder_of_any_name(tmp_path):
     assert plan.why(plan.jobs()[0]) == ""
     assert "1 done" in said(make("status", plan))
     assert not list(ROOT.rglob("owned"))
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="a folder where nobody can write")
+def test_an_output_where_nothing_can_be_written_is_named(capsys):
+    plan = tiny_plan("/proc/nowhere")
+    assert batch.main(["run", "3-HAM-EO", "0", *plan.arguments()]) == 1
+    assert capsys.readouterr().err == "error: cannot write /proc/nowhere: No such file or directory\n"
+    output, _ = make_table(plan, "--dry-run").communicate()
+    assert "cannot write /proc/nowhere: No such file or directory" in output
+
+
+def test_files_are_utf_8_whatever_the_locale():
+    """Read as Latin-1, say, the README would be written back with other letters. In a locale of ASCII a read fails."""
+    code = """if True:
+        from hoplib.experiment import batch, notebooks, results
+        notebooks.check_parameters(batch.NOTEBOOK, {})
+        results.load, results.rendered, results.settled = lambda _: [], lambda _: {}, lambda _: None
+        results.halve, results.pages = lambda _: None, lambda *_: {"README.md": {}}
+        results.write = lambda path, content: print(content == path.read_bytes())
+        results.main([])
+        """
+    ascii_ = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=os.environ | ascii_)
+    assert found.stdout.startswith("True"), found.stderr
 
 
 class TestRunner:

@@ -94,7 +94,10 @@ def write_checkpoint(path: Path, state: Mapping[str, Any]) -> None:
 
 def read_checkpoint(path: Path, device: torch.device) -> dict[str, Any] | None:
     """What was saved, or None if the file is not exactly as it was written. Runs no code."""
-    content = path.read_bytes()
+    try:
+        content = path.read_bytes()
+    except OSError:  # a folder, say
+        return None
     if hashlib.sha256(content[32:]).digest() != content[:32]:
         return None
     try:
