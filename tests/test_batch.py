@@ -391,6 +391,20 @@ def test_it_stops_with_all_of_its_children_and_one_line(tmp_path, how):
             p.kill()
 
 
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="to see what a process has loaded")
+@pytest.mark.parametrize("target", ["table", "status", "paper"])
+def test_ctrl_c_while_it_is_imported_shows_no_traceback(tmp_path, target):
+    listens = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)  # noqa: E731
+    process = make(target, tiny_plan(tmp_path), start_new_session=True, preexec_fn=listens)
+    torch_is_loaded = lambda p: "libtorch" in Path(f"/proc/{p.pid}/maps").read_text()  # noqa: E731
+    wait_for(lambda: any(torch_is_loaded(p) for p in descendants(process, "")), process)
+    os.killpg(process.pid, signal.SIGINT)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode != 0
+    assert not [line for line in output.splitlines() if not line.startswith("make: ***")], output
+    assert not list(tmp_path.rglob("*"))
+
+
 @pytest.mark.skipif(shutil.which("sbatch") is None, reason="no Slurm here (.ci/slurm sets one up)")
 def test_three_trainings_on_slurm(tmp_path):
     if subprocess.run(["sinfo"], capture_output=True).returncode:

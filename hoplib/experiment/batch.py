@@ -28,7 +28,7 @@ import torch
 
 from .. import paper
 from .config import Config, configure
-from .files import RunError, interrupted, sweep_up, writable, write
+from .files import RunError, imported, interrupted, sweep_up, writable, write
 from .records import record_path, why_not
 from .rows import MODELS, get_row, select
 
@@ -161,6 +161,7 @@ def table(options: list[str]) -> int:
     """Snakemake in a session of its own. Ctrl-C, SIGTERM or a closed terminal stops all of it, with one line."""
     own = {"start_new_session": True, "preexec_fn": _heed_interrupts} if os.name == "posix" else {}
     command = [sys.executable, "-m", "snakemake", *options]
+    imported()
     for name in ("SIGTERM", "SIGHUP"):
         number = getattr(signal, name, None)
         if number is not None and signal.getsignal(number) == signal.SIG_DFL:  # nohup's is ignored, and stays so
