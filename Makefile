@@ -9,8 +9,14 @@ UV_VERSION := 0.13.7
 # Two single-threaded workers beat one with two threads.
 WORKERS ?= 2
 export OMP_NUM_THREADS ?= 1
+# Files and messages are UTF-8, whatever the locale.
+export PYTHONUTF8 := 1
 # Without its cached bytecode torch takes three times as long to import, in every kernel anew.
 unexport PYTHONDONTWRITEBYTECODE
+
+# A module as a program that Ctrl-C ends without a word while it is imported; once it runs, it says what there is to say.
+PROGRAM := -c 'import runpy, signal as s, sys; s.getsignal(s.SIGINT) is s.default_int_handler and s.signal(s.SIGINT, \
+	s.SIG_DFL); del sys.argv[0]; runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)'
 
 .PHONY: help setup own test attack lint paper playground site course results table status lab bench costs lock clean
 help:  ## this list
@@ -68,10 +74,10 @@ table status: export SEEDS ?=
 table status: export DATA ?=
 
 table: setup  ## train what the table lacks; stop with Ctrl-C, go on with the same command
-	@exec "$(BIN)/python" -m hoplib.experiment.batch table --cores all $(FLAGS) --config rows="$$ROWS" seeds="$$SEEDS" data="$$DATA" $(SIZES)
+	@exec "$(BIN)/python" $(PROGRAM) hoplib.experiment.batch table --cores all $(FLAGS) --config rows="$$ROWS" seeds="$$SEEDS" data="$$DATA" $(SIZES)
 
 status: setup  ## what of the table is done, running, missing, failed
-	@"$(BIN)/python" -m hoplib.experiment.batch status --rows="$$ROWS" --seeds="$$SEEDS" --data="$$DATA" \
+	@exec "$(BIN)/python" $(PROGRAM) hoplib.experiment.batch status --rows="$$ROWS" --seeds="$$SEEDS" --data="$$DATA" \
 		--output="$$OUTPUT" $(SIZES)
 
 playground: setup  ## the network to play with, one page: build/playground.html

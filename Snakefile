@@ -13,11 +13,13 @@ import sys
 
 import torch
 from hoplib.experiment.batch import Plan
+from hoplib.experiment.files import RunError, writable
 from snakemake.exceptions import WorkflowError
 
 try:
     plan = Plan.parse({"output": os.environ.get("OUTPUT", ""), **config})
-except ValueError as e:
+    writable(plan.output)
+except (ValueError, RunError) as e:
     raise WorkflowError(str(e)) from None
 jobs = {(job.name, job.seed): job for job in plan.jobs()}
 missing = [f"{name}/seed-{seed}" for (name, seed), job in jobs.items() if plan.why(job)]

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import wraps
-from numbers import Integral, Real
+from numbers import Integral
 from typing import Any, ParamSpec, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch._C._functorch import is_legacy_batchedtensor  # of autograd.grad(…, is_grads_batched=True)
@@ -22,12 +23,15 @@ T = TypeVar("T")
 LARGEST = 2**63 - 1  # that torch can count to
 
 
+def whole(value: Any) -> bool:
+    return type(value) is not bool and isinstance(value, Integral)
+
+
 def integer(name: str, value: Any, least: int, most: int | None = None) -> int:
     """An integer in a range. Neither True nor 2.0 is one."""
-    whole = type(value) is not bool and isinstance(value, Integral)
-    if whole and least <= int(value) <= (LARGEST if most is None else most):
+    if whole(value) and least <= int(value) <= (LARGEST if most is None else most):
         return int(value)
-    if most is None and whole and value > LARGEST:
+    if most is None and whole(value) and value > LARGEST:
         most = LARGEST
     wanted = f"of at least {least}" if most is None else f"from {least} to {most}"
     raise ValueError(f"{name} must be an integer {wanted}, not {value!r}")
@@ -37,7 +41,10 @@ def number(
     name: str, value: Any, wanted: str, least: float = 0.0, most: float = math.inf, *, above: bool = False
 ) -> float:
     """A finite number in [least, most], or in (least, most] if `above`; `wanted` says so in words."""
-    found = float(value) if type(value) is not bool and isinstance(value, Real) else math.nan
+    found = math.nan
+    if type(value) is not bool and isinstance(value, (int, float, np.integer, np.floating)):  # torch knows no fractions
+        with suppress(OverflowError):  # 10**400
+            found = float(value)
     if math.isfinite(found) and (least < found or (found == least and not above)) and found <= most:
         return found
     raise ValueError(f"{name} must be {wanted}, not {value!r}")
@@ -92,12 +99,19 @@ def ordinary(*tensors: Tensor) -> None:
             raise RuntimeError("solve does not support forward-mode differentiation: use .backward()")
 
 
-def own_weights(module: nn.Module) -> None:
-    """No weight that torch makes of others, by a parametrization or by a hook (prune): its gradient would be lost."""
+def own_weights(module: nn.Module, activations: Iterable[object]) -> None:
+    """No weight that torch makes of others, by a parametrization or by a hook (prune): its gradient would be lost.
+
+    So would that by a parameter of an activation.
+    """
     for part in module.modules():
         if is_parametrized(part) or part._forward_pre_hooks:
             kind = type(part).__name__
             raise TypeError(f"the weights of a {kind} are made of others: only ThroughTime() differentiates that")
+    for rho in activations:
+        inside = [*vars(rho).values(), *(rho.parameters() if isinstance(rho, nn.Module) else ())]
+        if any(isinstance(t, Tensor) and t.requires_grad for t in inside):
+            raise TypeError(f"{type(rho).__name__} has parameters of its own: only ThroughTime() differentiates that")
 
 
 def autocast(t: Tensor) -> bool:

@@ -103,7 +103,7 @@ class Network(nn.Module):
         if not isinstance(s, Tensor) or s.ndim != 2 or s.shape[1] != self.N:
             given = tuple(s.shape) if isinstance(s, Tensor) else type(s).__name__
             raise ValueError(f"a state must be a tensor of shape (batch, {self.N}), not {given}")
-        if l not in [*range(1 - n, 0), *range(1, n)]:
+        if not checks.whole(l) or l not in [*range(1 - n, 0), *range(1, n)]:
             raise IndexError(f"the state has layers 1…{n - 1} (or −{n - 1}…−1), not {l}; layer 0 is the input x")
         return s[:, self.all.slices[l % n]]
 
@@ -248,8 +248,10 @@ class Network(nn.Module):
 
     def _check_tensor(self, name: str, t: object, n: int, batch: int | None = None) -> None:
         shape = f"({'batch' if batch is None else batch}, {n})"
-        if not isinstance(t, Tensor) or t.layout != torch.strided:
-            kind = f"a tensor of layout {t.layout}" if isinstance(t, Tensor) else type(t).__name__
+        if not isinstance(t, Tensor) or t.layout != torch.strided or t.is_nested:
+            kind = type(t).__name__
+            if isinstance(t, Tensor):
+                kind = "a nested tensor" if t.is_nested else f"a tensor of layout {t.layout}"
             raise TypeError(f"{name} must be a dense torch tensor of shape {shape}, not {kind}")
         if t.ndim != 2 or t.shape[1] != n or batch not in (None, len(t)):
             raise ValueError(f"{name} must have shape {shape} for layers={list(self.layers)}, not {tuple(t.shape)}")

@@ -139,6 +139,9 @@ class Picard:
         pass
 
 
+WIDEST = 1000  # window: every sample has a matrix m × m
+
+
 @dataclass(frozen=True, kw_only=True)
 class Anderson:
     """Anderson acceleration (Walker & Ni 2011): the next iterate is Σ αⱼ g_j over the last m map values.
@@ -160,7 +163,7 @@ class Anderson:
     def __post_init__(self) -> None:
         if self.relaxation is not None:
             check_relaxation(self.relaxation)
-        checks.integer("Anderson's window m", self.m, 1)
+        checks.integer("Anderson's window m", self.m, 1, WIDEST)
         checks.number("Anderson's regularisation mu", self.mu, "a number of at least 0")
         checks.flag("relative", self.relative)
         checks.flag("safeguard", self.safeguard)
@@ -254,7 +257,8 @@ class Solution:
     @property
     def output(self) -> Tensor:
         """ŷ, the last layer of the state."""
-        assert self.net is not None
+        if self.net is None:
+            raise ValueError("this is the solution of a map, of which only solve() knows the network: see `state`")
         return self.net.output(self.state)
 
     @property
@@ -272,6 +276,10 @@ class Solution:
 
 def residual(g: Tensor, before: Tensor) -> Tensor:
     """‖g − before‖/‖g‖ per sample, the paper's measure of convergence; 0 where both vanish, NaN where ‖g‖ overflows."""
+    for name, t in (("g", g), ("the value before g", before)):
+        checks.weights(name, t, 2, "a tensor (batch, n)")
+    if g.shape != before.shape:
+        raise ValueError(f"g has shape {tuple(g.shape)}, the value before it {tuple(before.shape)}")
     norm = _norm(g)
     r = _norm(g - before).div_(norm.clamp_min(torch.finfo(g.dtype).tiny))
     return r.add_(norm, alpha=0)  # 0·∞ is NaN

@@ -62,13 +62,13 @@ class Turn:
 
 
 def check_relaxation(omega: float) -> None:
-    checks.number("relaxation", omega, "positive (1: none, below 1: damping)", above=True)
+    checks.number("relaxation", omega, "positive, from 1e-6 to 1e6 (1: none, below 1: damping)", 1e-6, 1e6)
 
 
 def check_omega(omega: float) -> None:
     """Raise an error unless over-relaxation by ω converges near a minimum (Ostrowski–Reich)."""
     checks.number(
-        "over-relaxation's ω", omega, "a number with 0 < ω < 2 (1: none)", 0, math.nextafter(2, 0), above=True
+        "over-relaxation's ω", omega, "a number with 0 < ω < 2, at least 1e-6 (1: none)", 1e-6, math.nextafter(2, 0)
     )
 
 

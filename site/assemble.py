@@ -11,6 +11,7 @@ import json
 import logging
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -19,12 +20,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # while the rest is imported, Ctrl-C ends it without a word
+
 import nbformat
 from jinja2 import Environment
 from tqdm import tqdm
 
 from hoplib.experiment import notebooks
-from hoplib.experiment.files import write
+from hoplib.experiment.files import imported, write
 
 ROOT = Path(__file__).resolve().parent.parent
 INTERRUPTED = 130  # the status of a program that Ctrl-C ended
@@ -283,6 +287,7 @@ def main(argv: list[str] | None = None) -> int:
         for gone in set(made.parts) - {part.name for part in parts}:
             made.forget(gone)
     try:
+        imported()
         count = assemble(parts, made)
     except (notebooks.NotebookError, Failed) as e:
         print(e, file=sys.stderr)

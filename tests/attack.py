@@ -25,6 +25,7 @@ from test_batch import make_table, records, tiny_plan
 from test_train import checkpoint_of, epochs_trained, run, same, small
 
 import hoplib as hop
+from hoplib import checks
 from hoplib.experiment.files import RunError, read_checkpoint
 from hoplib.experiment.records import read_record, why_not
 
@@ -201,12 +202,13 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--instants", type=int, default=100, help="kills at random; the other numbers follow")
     parser.add_argument("--seed", type=int, default=random.randrange(10**6))
-    parser.add_argument("--only", default="", help="the attacks whose names begin so")
+    names = ("random", "files", "flips", "disk", "batches")
+    parser.add_argument("--only", nargs="+", default=names, choices=names)
     options = parser.parse_args()
     random.seed(options.seed)
     print(f"seed {options.seed}", flush=True)
     DATA = hop.load_data("mnist", device="cpu")
-    n = options.instants
+    n = checks.integer("instants", options.instants, 1)
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         run(folder / "warm", data=DATA, epochs=1)  # the loops are compiled
@@ -220,5 +222,6 @@ if __name__ == "__main__":
             "disk": lambda: full_disk(folder, reference, max(n // 5, 1)),
             "batches": lambda: two_batches(folder),
         }
-        found = [attack() for name, attack in attacks.items() if name.startswith(options.only)]
-    print("\n".join([*found, "nothing was lost"]))
+        for name in options.only:
+            print(attacks[name](), flush=True)
+    print("nothing was lost")

@@ -40,6 +40,7 @@ JUNK = st.one_of(
     st.builds(torch.zeros, st.integers(0, 3)),
     st.complex_numbers(),
 )
+NO_COUNT = JUNK.filter(lambda v: not isinstance(v, int) or v < 1)  # a huge one is valid, and takes for ever
 RHO = st.sampled_from(["shifted-sigmoid", "tanh", "relu", "hard-sigmoid"])
 
 
@@ -112,17 +113,22 @@ THEN = st.builds(
     lambda a, b, options: answer(hop.Then, a, b, **options),
     PLAIN,
     PLAIN,
-    some(at=perhaps(NUMBER), steps=perhaps(SMALL), even_odd=perhaps(st.none() | st.booleans())),
+    some(at=perhaps(NUMBER), steps=perhaps(SMALL, NO_COUNT), even_odd=perhaps(st.none() | st.booleans())),
 )
 BACKWARD = st.one_of(
     st.just(hop.ThroughTime()),
     st.builds(
         lambda options: answer(hop.Adjoint, **options),
-        some(steps=perhaps(st.none() | SMALL), solver=perhaps(PLAIN), tol=perhaps(NUMBER), max_iter=perhaps(SMALL)),
+        some(
+            steps=perhaps(st.none() | SMALL, NO_COUNT),
+            solver=perhaps(PLAIN),
+            tol=perhaps(NUMBER),
+            max_iter=perhaps(SMALL, NO_COUNT),
+        ),
     ),
     st.builds(
         lambda options: answer(hop.RecurrentBackprop, **options),
-        some(steps=perhaps(st.none() | SMALL), closed_form=perhaps(NUMBER)),
+        some(steps=perhaps(st.none() | SMALL, NO_COUNT), closed_form=perhaps(NUMBER)),
     ),
 )
 
@@ -147,7 +153,7 @@ def problems(draw):
         some(
             even_odd=perhaps(st.booleans()),
             tol=perhaps(NUMBER | st.just(0)),
-            max_iter=perhaps(st.integers(1, 12)),
+            max_iter=perhaps(st.integers(1, 12), NO_COUNT),
             early_stop=perhaps(st.booleans()),
             trace=perhaps(st.booleans()),
             s0=perhaps(st.none() | st.just(s0)),
@@ -228,6 +234,7 @@ CALLS = {
     "batches": lambda v: next(hop.Split(X, X, X).batches(v)),
     "an activation": lambda v: hop.ExactCHN([3, 2], rho=v),
     "an output": lambda v: NET.output(v),
+    "a residual": lambda v: hop.residual(X, v),
     "zeros": lambda v: NET.zeros(min(v, 9) if isinstance(v, int) and v is not True else v),
     "blocks": lambda v: NET.sweep(X, v),
     "any map": lambda v: hop.iterate(v, NET.zeros(2)[:, :2], hop.Picard(), max_iter=2, tol=0.1),

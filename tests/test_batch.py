@@ -103,6 +103,7 @@ class TestPlan:
             ({"epochs": 0}, "epochs must be an integer from 1 to 10"),
             ({"layers": "784 x 10"}, "must be integers"),
             ({"data": "cifar"}, "unknown data set 'cifar'"),
+            ({"output": __file__}, r"output must be a folder; .*test_batch\.py is a file"),
         ],
     )
     def test_wrong_options_are_named(self, options, message):
@@ -235,6 +236,30 @@ def test_a_folder_of_any_name(tmp_path):
     assert not list(ROOT.rglob("owned"))
 
 
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="a folder where nobody can write")
+def test_an_output_where_nothing_can_be_written_is_named(capsys):
+    plan = tiny_plan("/proc/nowhere")
+    assert batch.main(["run", "3-HAM-EO", "0", *plan.arguments()]) == 1
+    assert capsys.readouterr().err == "error: cannot write /proc/nowhere: No such file or directory\n"
+    output, _ = make_table(plan, "--dry-run").communicate()
+    assert "cannot write /proc/nowhere: No such file or directory" in output
+
+
+def test_files_are_utf_8_whatever_the_locale():
+    """Read as Latin-1, say, the README would be written back with other letters. In a locale of ASCII a read fails."""
+    code = """if True:
+        from hoplib.experiment import batch, notebooks, results
+        notebooks.check_parameters(batch.NOTEBOOK, {})
+        results.load, results.rendered, results.settled = lambda _: [], lambda _: {}, lambda _: None
+        results.halve, results.pages = lambda _: None, lambda *_: {"README.md": {}}
+        results.write = lambda path, content: print(content == path.read_bytes())
+        results.main([])
+        """
+    ascii_ = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=os.environ | ascii_)
+    assert found.stdout.startswith("True"), found.stderr
+
+
 class TestRunner:
     def test_one_run(self, tmp_path):
         arguments = tiny_plan(tmp_path / "a").arguments()
@@ -364,6 +389,20 @@ def test_it_stops_with_all_of_its_children_and_one_line(tmp_path, how):
     finally:
         for p in descendants(process, "") if process.poll() is None else []:
             p.kill()
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="to see what a process has loaded")
+@pytest.mark.parametrize("target", ["table", "status", "paper"])
+def test_ctrl_c_while_it_is_imported_shows_no_traceback(tmp_path, target):
+    listens = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)  # noqa: E731
+    process = make(target, tiny_plan(tmp_path), start_new_session=True, preexec_fn=listens)
+    torch_is_loaded = lambda p: "libtorch" in Path(f"/proc/{p.pid}/maps").read_text()  # noqa: E731
+    wait_for(lambda: any(torch_is_loaded(p) for p in descendants(process, "")), process)
+    os.killpg(process.pid, signal.SIGINT)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode != 0
+    assert not [line for line in output.splitlines() if not line.startswith("make: ***")], output
+    assert not list(tmp_path.rglob("*"))
 
 
 @pytest.mark.skipif(shutil.which("sbatch") is None, reason="no Slurm here (.ci/slurm sets one up)")

@@ -1,6 +1,7 @@
 """Bad input gets an error that says what is wrong and what is valid."""
 
 import json
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -69,6 +70,12 @@ def test_inputs(x, error, message):
         NET.energy(NET.zeros(5), x)
 
 
+@pytest.mark.filterwarnings("ignore:.*nested tensors is in prototype stage")
+def test_a_nested_tensor_is_refused():
+    with pytest.raises(TypeError, match=r"x must be a dense torch tensor of shape .* not a nested tensor"):
+        hop.solve(NET, torch.nested.as_nested_tensor([*X]))
+
+
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
@@ -83,6 +90,8 @@ def test_inputs(x, error, message):
         ({"tol": True}, ValueError, "tol must be a relative residual of at least 0, not True"),
         ({"tol": "1e-4"}, ValueError, "tol must be a relative residual of at least 0, not '1e-4'"),
         ({"tol": None}, ValueError, "tol must be a relative residual"),
+        ({"tol": 10**400}, ValueError, "tol must be a relative residual"),
+        ({"tol": Fraction(1, 9)}, ValueError, r"tol must be a relative residual of at least 0, not Fraction\(1, 9\)"),
         ({"max_iter": True}, ValueError, "max_iter must be an integer of at least 1, not True"),
         ({"even_odd": "no"}, ValueError, "even_odd must be True or False, not 'no'"),
         ({"early_stop": 1}, ValueError, "early_stop must be True or False"),
@@ -101,7 +110,11 @@ def test_options(options, error, message):
     [
         (lambda: hop.Picard(relaxation=0), "relaxation must be positive"),
         (lambda: hop.Picard(relaxation=float("nan")), "relaxation must be positive"),
-        (lambda: hop.Anderson(m=0), "window m must be an integer of at least 1, not 0"),
+        (lambda: hop.Picard(1e308), "relaxation must be positive, from 1e-6 to 1e6 .* not 1e.308"),
+        (lambda: hop.Picard(Fraction(1, 2)), "relaxation must be positive"),
+        (lambda: hop.OverRelaxed(1e-320), "ω must be a number with 0 < ω < 2, at least 1e-6"),
+        (lambda: hop.Anderson(m=0), "window m must be an integer from 1 to 1000, not 0"),
+        (lambda: hop.Anderson(m=10**9), "window m must be an integer from 1 to 1000, not 1000000000"),
         (lambda: hop.Anderson(mu=-1.0), "mu must be a number of at least 0, not -1.0"),
         (lambda: hop.Anderson(mu=float("nan")), "mu must be a number of at least 0, not nan"),
         (lambda: hop.Anderson(m=True), "window m must be an integer"),
@@ -152,6 +165,8 @@ def test_options(options, error, message):
         (lambda: hop.Layer(NET, hop.OverRelaxed()), r"update them in turns \(even_odd=True\)"),
         (lambda: NET.output(NET.zeros(5)[:, :3]), r"a state must be a tensor of shape \(batch, 11\), not \(5, 3\)"),
         (lambda: NET.layer(None, 1), "a state must be a tensor of shape .* not NoneType"),
+        (lambda: hop.iterate(F, Z, hop.Picard(), max_iter=2, tol=0).output, "only solve.. knows the network"),
+        (lambda: hop.residual(X, X[:2]), r"g has shape \(5, 7\), the value before it \(2, 7\)"),
         (lambda: NET.zeros(-1), "the batch size must be an integer of at least 0"),
         (lambda: NET.sweep(X, [[1], [1]]), r"blocks must have each of the layers \[1, 2\] once"),
         (lambda: NET.sweep(X, [1, 2]), r"blocks must have each of the layers \[1, 2\] once"),
@@ -199,6 +214,7 @@ class NoSlope(hop.Activation):
         (lambda: hop.Synchronous(NET, X.tolist()), "x must be a dense torch tensor"),
         (lambda: NET.step(NET.zeros(5), X.long()), r"x has dtype torch\.int64"),
         (lambda: NET.flow(None, X), "the state must be a dense torch tensor"),
+        (lambda: hop.residual(None, X), r"g must be a tensor \(batch, n\), not None"),
         (lambda: hop.Dense([[1.0]]), r"W must be a matrix \(n_b × n_a\), not \[\[1.0\]\]"),
         (lambda: hop.Dense(torch.zeros(2)), r"not a tensor \(2,\) of torch\.float32"),
         (lambda: hop.Conv(torch.zeros(2, 2), (4, 4)), "W must be of shape .channels of b"),
@@ -221,6 +237,12 @@ class NoSlope(hop.Activation):
 def test_objects(make, message):
     with pytest.raises(TypeError, match=message):
         make()
+
+
+@pytest.mark.parametrize("l", [0, 3, -3, True, 1.0, "1", None, [1], np.array([1, 2]), torch.tensor([1, 2])], ids=str)
+def test_a_state_has_no_such_layer(l):
+    with pytest.raises(IndexError, match=r"the state has layers 1…2 .* layer 0 is the input x"):
+        NET.layer(NET.zeros(5), l)
 
 
 def test_a_network_of_mixed_precision_is_refused():

@@ -245,6 +245,42 @@ def test_weights_that_are_made_of_others_have_a_gradient_through_time_or_none(la
     torch.testing.assert_close(found, 3 * plain, rtol=1e-3, atol=1e-4)
 
 
+class Steep(hop.Tanh):
+    """ρ(s) = tanh(βs), with a β to be learnt."""
+
+    kappa = None
+
+    def __init__(self):
+        self.beta = nn.Parameter(torch.tensor(0.5))
+
+    def rho(self, s, out=None):
+        return super().rho(self.beta * s, out=out)
+
+    def drho(self, s):
+        return self.beta * super().drho(self.beta * s)
+
+
+class SteepModule(nn.Module, Steep):
+    def __init__(self):
+        nn.Module.__init__(self)
+        Steep.__init__(self)
+
+
+@pytest.mark.parametrize("kind", [Steep, SteepModule])
+def test_a_parameter_of_an_activation_has_a_gradient_through_time_or_none(kind):
+    x = torch.rand(3, 6, generator=torch.Generator().manual_seed(0))
+    for rho in (lambda steep: steep, lambda steep: ["tanh", steep, "tanh"]):
+        steep = kind()
+        net = hop.HAM([6, 5, 4], rho=rho(steep), device="cpu")
+        for backward in (hop.Adjoint(), hop.RecurrentBackprop()):
+            with pytest.raises(TypeError, match=r"Steep\w* has parameters of its own: only ThroughTime\(\)"):
+                hop.solve(net, x, backward=backward)
+        hop.solve(net, x, even_odd=False, backward=hop.ThroughTime()).output.sum().backward()
+        assert steep.beta.grad
+        steep.beta.requires_grad_(False)
+        hop.solve(net, x, backward=hop.Adjoint()).output.sum().backward()
+
+
 def test_a_compiled_model_runs_the_layer_as_it_is(layer):
     layer, x = layer
     model = nn.Sequential(nn.Identity(), layer, nn.Linear(3, 2))

@@ -294,6 +294,13 @@ def test_a_checkpoint_runs_no_code(tmp_path):
         assert not (tmp_path / "owned").exists()
 
 
+def test_a_folder_in_the_place_of_a_checkpoint_is_none(tmp_path):
+    training = train.Training(small()[0], torch.device("cpu"))
+    (tmp_path / "folder.pt").mkdir()
+    with pytest.warns(UserWarning, match=r"folder\.pt is damaged and not used"):
+        assert not load_checkpoint(training, tmp_path / "folder.pt")
+
+
 class TestWeights:
     @pytest.mark.parametrize("model", [hop.CHN, hop.HAM])
     @pytest.mark.parametrize("half", [False, True])

@@ -492,11 +492,12 @@ def wait_for(condition, process=None, seconds=300):
 
 
 class TestTrouble:
-    def test_an_unwritable_folder_is_named_before_anything_is_trained(self, tmp_path):
-        (tmp_path / "runs").write_text("a file where a folder should be")
-        with pytest.raises(RunError, match=r"cannot write .*runs"):
+    @pytest.mark.parametrize("name", ["runs", "checkpoints", "weights"])
+    def test_an_unwritable_folder_is_named_before_anything_is_trained(self, tmp_path, name):
+        (tmp_path / name).write_text("a file where a folder should be")
+        with pytest.raises(RunError, match=rf"cannot write .*{name}"):
             run(tmp_path)
-        assert not (tmp_path / "checkpoints").exists()
+        assert not list(tmp_path.rglob("*.progress"))
 
     def test_a_full_disk_loses_nothing(self, tmp_path, data):
         disk = tmp_path / "disk"

@@ -28,7 +28,7 @@ import torch
 
 from .. import paper
 from .config import Config, configure
-from .files import RunError, interrupted, sweep_up, write
+from .files import RunError, imported, interrupted, sweep_up, writable, write
 from .records import record_path, why_not
 from .rows import MODELS, get_row, select
 
@@ -76,6 +76,8 @@ class Plan:
         given = {k: str(v) for k, v in options.items() if v not in (None, "")}
         data = given.get("data", "mnist")
         output = Path(given.get("output") or ROOT / "results")
+        if output.is_file():
+            raise ValueError(f"output must be a folder; {output} is a file")
         try:
             seeds = [int(s) for s in given.get("seeds", "0 1 2 3 4").replace(",", " ").split()]
             sizes: dict[str, Any] = {k: int(given[k]) for k in SIZES[1:4] if k in given}
@@ -149,6 +151,7 @@ def run_job(plan: Plan, job: Job) -> None:
     except ImportError as e:
         raise RunError(f"{e}: a training needs the extra `notebooks` (pip install 'hoplib[notebooks]')") from None
     if plan.why(job):
+        writable(plan.output)
         run(NOTEBOOK, plan.log(job).with_suffix(".ipynb"), plan.parameters(job))
     if reason := plan.why(job):
         raise RunError(f"the notebook ended, but the record does not count ({reason})")
@@ -158,6 +161,7 @@ def table(options: list[str]) -> int:
     """Snakemake in a session of its own. Ctrl-C, SIGTERM or a closed terminal stops all of it, with one line."""
     own = {"start_new_session": True, "preexec_fn": _heed_interrupts} if os.name == "posix" else {}
     command = [sys.executable, "-m", "snakemake", *options]
+    imported()
     for name in ("SIGTERM", "SIGHUP"):
         number = getattr(signal, name, None)
         if number is not None and signal.getsignal(number) == signal.SIG_DFL:  # nohup's is ignored, and stays so
@@ -300,7 +304,7 @@ def main(argv: list[str] | None = None) -> int:
             write(failed, f"{e}\n".encode())
         return 1
     for name in job.rows:
-        record = json.loads(plan.record(name, seed).read_text())
+        record = json.loads(plan.record(name, seed).read_bytes())
         print(
             f"{name}, seed {seed}, {record['data']}: {record['test_accuracy']:.2%} of the test images right, "
             f"{record['iterations_mean']:.1f} iterations"

@@ -8,6 +8,7 @@ import hashlib
 import io
 import json
 import os
+import signal
 import tempfile
 import uuid
 from collections.abc import Iterator, Mapping
@@ -32,6 +33,12 @@ class RunError(RuntimeError):
 def interrupted() -> int:
     """The exit status after Ctrl-C. Make got it too, ends with it by itself, and would add a line to any but 0."""
     return 0 if "MAKELEVEL" in os.environ else 130
+
+
+def imported() -> None:
+    """From here on Ctrl-C is an exception. While a program is imported it just ends it (Makefile, site/assemble.py)."""
+    if signal.getsignal(signal.SIGINT) == signal.SIG_DFL:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @contextlib.contextmanager
@@ -94,7 +101,10 @@ def write_checkpoint(path: Path, state: Mapping[str, Any]) -> None:
 
 def read_checkpoint(path: Path, device: torch.device) -> dict[str, Any] | None:
     """What was saved, or None if the file is not exactly as it was written. Runs no code."""
-    content = path.read_bytes()
+    try:
+        content = path.read_bytes()
+    except OSError:  # a folder, say
+        return None
     if hashlib.sha256(content[32:]).digest() != content[:32]:
         return None
     try:

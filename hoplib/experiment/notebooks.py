@@ -47,7 +47,7 @@ class NotebookError(RuntimeError):
 
 def defaults(notebook: Path) -> dict[str, Any]:
     """The names and values of the notebook's `parameters` cell, which holds literals only. Runs nothing."""
-    cells = nbformat.reads(notebook.read_text(), as_version=4).cells  # type: ignore[no-untyped-call]
+    cells = nbformat.reads(notebook.read_text("utf-8"), as_version=4).cells  # type: ignore[no-untyped-call]
     source = next((c.source for c in cells if "parameters" in c.metadata.get("tags", [])), "")
     assignments = [a for a in ast.parse(source).body if isinstance(a, ast.Assign)]
     return {a.targets[0].id: ast.literal_eval(a.value) for a in assignments if isinstance(a.targets[0], ast.Name)}
@@ -108,7 +108,7 @@ def run(
                 kernel.kill()  # else it would notice only later, and say so
             raise
         except DeadKernelError:
-            last = "".join(f"\n{line}" for line in messages.read_text(errors="replace").splitlines()[-10:])
+            last = "".join(f"\n{line}" for line in messages.read_text("utf-8", errors="replace").splitlines()[-10:])
             raise NotebookError(f"{notebook.name}: the kernel died (was it killed, or out of memory?){last}") from None
 
 

@@ -381,7 +381,7 @@ def main(argv: list[str] | None = None) -> int:
         plot.save(plot.settling(found, list(ways(1.0))), output / "figures" / "settling", f"weights {found['weights']}")
     if args.output is None:
         for page, places in pages(runs, args.results).items():
-            text = (ROOT / page).read_text()
+            text = (ROOT / page).read_text("utf-8")
             for place, content in places.items():
                 text = between(text, place, content)
             write(ROOT / page, text.encode())

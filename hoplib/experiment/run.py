@@ -119,7 +119,7 @@ def run(
     if fused is None:
         fused = can_compile() and last * (config.train_images // config.batch_size) >= 2000
     checkpoint = checkpoints / config.name / f"seed-{config.seed}.pt"
-    for folder in (runs, checkpoint.parent):
+    for folder in (runs, checkpoint.parent, weights(runs)):
         writable(folder)
     with FileLock(checkpoint.with_suffix(".lock")):  # a second run of the same training waits, and finds it done
         for folder in [checkpoint.parent] + [
