@@ -34,7 +34,7 @@ const MEANING = {
   "even-odd + Anderson": "the same, mixing the last four results",
   "over-relaxed even-odd": "the same, each step ω times as far",
 };
-const CHAINS = ["#6741d9", "#d55e00"]; // as in notebook 06: of the odd layers at the start, and of the even ones
+const CHAINS = ["#858c96", COLOURS["even-odd"]]; // the one that even-odd updates leave out, and the one they compute
 
 // -- digits -----------------------------------------------------------------------------------------------------
 
@@ -661,8 +661,8 @@ function render({ model, el: root }) {
   now.omega = model.get("omega") ?? data.networks[now.depth].omega;
 
   const cards = Object.fromEntries(Object.keys(WAYS).map((name) => [name, card(name)]));
-  const energies = chart("energy above the lowest rest", -6),
-    residuals = chart("residual: how much an iteration changes the state", -5, { line: TOL });
+  const energies = chart("energy above the lowest rest, by iteration", -6),
+    residuals = chart("residual: how much each iteration changes the state", -5, { line: TOL });
   const chains = chainsView(),
     backwards = backwardsView(data),
     seen = pixels(28, 28, "the image that the network sees");
