@@ -162,13 +162,18 @@ def address(site):
 WIDER = "document.documentElement.scrollWidth - window.innerWidth"
 # A cell whose code is as long as a line may be: how far does it stick out?
 LONG_LINE = """() => {
-  const pre = document.querySelector(".cell_input pre");
+  const pre = document.querySelector(".cell_input pre, .highlight pre");
   pre.textContent = "x".repeat(88);
   return pre.scrollWidth - pre.clientWidth;
 }"""
+# How many printed lines and tables of the index stick out?
+WIDE_OUTPUT = """() => [...document.querySelectorAll(".stream pre, #the-table .table-wrapper")]
+  .filter((el) => el.scrollWidth > el.clientWidth).length"""
 
 
-@pytest.mark.parametrize("name", ["index", "CLAIMS", "api", "train", *(f"notebooks/{stem}" for stem in NOTEBOOKS)])
+@pytest.mark.parametrize(
+    "name", ["index", "table", "CLAIMS", "api", "train", *(f"notebooks/{stem}" for stem in NOTEBOOKS)]
+)
 def test_a_page_is_clean_and_fits(site, tab, name):
     tab.goto((site / f"{name}.html").as_uri())
     if tab.locator(".math").count():
@@ -178,8 +183,9 @@ def test_a_page_is_clean_and_fits(site, tab, name):
     assert tab.evaluate(WIDER) <= 0
     tab.set_viewport_size({"width": 390, "height": 844})
     assert tab.evaluate(WIDER) <= 0
-    if name.startswith("notebooks/"):
-        tab.set_viewport_size({"width": 1280, "height": 900})
+    tab.set_viewport_size({"width": 1280, "height": 900})
+    assert tab.evaluate(WIDE_OUTPUT) == 0
+    if tab.locator(".highlight pre").count():
         assert tab.evaluate(LONG_LINE) <= 0
     assert tab.complaints == []
 
