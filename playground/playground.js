@@ -34,7 +34,7 @@ const MEANING = {
   "even-odd + Anderson": "the same, mixing the last four results",
   "over-relaxed even-odd": "the same, each step ω times as far",
 };
-const CHAINS = ["#6741d9", "#d55e00"]; // as in notebook 06: of the odd layers at the start, and of the even ones
+const CHAINS = ["#858c96", COLOURS["even-odd"]]; // the one that even-odd updates leave out, and the one they compute
 
 // -- digits -----------------------------------------------------------------------------------------------------
 
@@ -137,9 +137,15 @@ const pixels = (width, height, label) =>
   h("canvas", { class: "pixels", width, height, role: "img", "aria-label": label });
 
 const inkOf = (el) => {
-  // the theme's colour of text, as #rrggbb
-  const [r, gr, b] = getComputedStyle(el).color.match(/\d+/g);
+  // the theme's colour of text, as #rrggbb; what is not in a page yet has none
+  const [r, gr, b] = getComputedStyle(el).color.match(/\d+/g) ?? [128, 128, 128];
   return "#" + [r, gr, b].map((v) => (+v).toString(16).padStart(2, "0")).join("");
+};
+
+/** Keys pressed here are meant for what is here: JupyterLab would move to another cell, or delete this one. */
+const keep = (e) => {
+  const command = e.ctrlKey || e.metaKey || e.altKey || (e.shiftKey && e.key === "Enter");
+  if (!command) e.stopPropagation();
 };
 
 const power = (e) => "10" + [...String(e)].map((c) => (c === "-" ? "⁻" : "⁰¹²³⁴⁵⁶⁷⁸⁹"[+c])).join("");
@@ -550,7 +556,8 @@ function backwardsView(data) {
     x = null,
     label = 3,
     from = "mean",
-    going = null;
+    going = null,
+    shown = null;
   const canvas = pixels(28, 28, "the pixels that the network remembers"),
     gapChart = chart("energy that the label costs, by step (below 0: holding the label led to a deeper rest)", null, {
       height: 150,
@@ -577,6 +584,9 @@ function backwardsView(data) {
       start();
     },
   );
+  const theme = () => {
+    if (shown) paint(canvas, shown, inkOf(canvas));
+  };
   const start = () => {
     cancelAnimationFrame(going);
     const steps = recall(net, from === "mean" ? data.mean : x, label),
@@ -588,7 +598,8 @@ function backwardsView(data) {
         return;
       }
       gaps.push([gaps.length, value.gap]);
-      paint(canvas, value.x, inkOf(canvas));
+      shown = value.x;
+      theme();
       gapChart.update([[COLOURS["even-odd"], gaps]], Infinity, 60);
       const answer = argmax(output(rest(net, value.x, zeros(net), { sweeps: 100, tol: 1e-3 })));
       said.textContent = `Step ${gaps.length - 1}. Shown these pixels without a label, the network reads ${answer}.`;
@@ -615,6 +626,7 @@ function backwardsView(data) {
   return {
     el,
     update,
+    theme,
     stop: () => {
       cancelAnimationFrame(going);
       gapChart.stop();
@@ -649,8 +661,8 @@ function render({ model, el: root }) {
   now.omega = model.get("omega") ?? data.networks[now.depth].omega;
 
   const cards = Object.fromEntries(Object.keys(WAYS).map((name) => [name, card(name)]));
-  const energies = chart("energy above the lowest rest", -6),
-    residuals = chart("residual: how much an iteration changes the state", -5, { line: TOL });
+  const energies = chart("energy above the lowest rest, by iteration", -6),
+    residuals = chart("residual: how much each iteration changes the state", -5, { line: TOL });
   const chains = chainsView(),
     backwards = backwardsView(data),
     seen = pixels(28, 28, "the image that the network sees");
@@ -831,7 +843,7 @@ function render({ model, el: root }) {
   });
 
   root.replaceChildren(
-    h("div", { class: "playground" }, [
+    h("div", { class: "playground", onkeydown: keep }, [
       h("section", { class: "top" }, [
         picker.el,
         h("div", { class: "settings" }, [
@@ -867,9 +879,14 @@ function render({ model, el: root }) {
   const theme = matchMedia("(prefers-color-scheme: dark)");
   const repaint = () => {
     picker.theme();
+    backwards.theme();
     paint(seen, x, inkOf(seen));
   };
   theme.addEventListener("change", repaint);
+  const placed = new ResizeObserver(repaint); // JupyterLab may put it into the page only after this
+  placed.observe(seen);
+  const themed = new MutationObserver(repaint); // and has a theme of its own
+  themed.observe(document.body, { attributeFilter: ["data-jp-theme-light"] });
   rebuild();
   picker.show(data.samples[model.get("sample") ?? 0]);
   repaint();
@@ -878,6 +895,8 @@ function render({ model, el: root }) {
     cancelAnimationFrame(clock);
     clearTimeout(later);
     theme.removeEventListener("change", repaint);
+    placed.disconnect();
+    themed.disconnect();
     for (const view of [energies, residuals, backwards]) view.stop();
   };
 }

@@ -44,7 +44,6 @@ def lay_out(notebooks: Path, source: Path, playground: bool) -> None:
     for committed in sorted((ROOT / "notebooks").glob("[0-9]*.ipynb")):
         executed = notebooks / committed.name
         text = (executed if executed.exists() else committed).read_text()
-        text = text.replace("](../hoplib)", "](../api.md)")
         (source / "notebooks" / committed.name).write_text(framed(text) if playground else text)
 
 

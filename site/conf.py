@@ -93,6 +93,16 @@ def name_cells(app, doctree):
             app.env.domains.standard_domain.anonlabels[anchor] = app.env.docname, anchor
 
 
+def describe(app, doctree):
+    """A figure of a notebook is, for who cannot see it, what the next paragraph says first (or the last, after all)."""
+    found = list(doctree.findall(lambda node: isinstance(node, nodes.image | nodes.paragraph)))
+    texts = [k for k, node in enumerate(found) if isinstance(node, nodes.paragraph)]
+    for k, image in enumerate(found):
+        if isinstance(image, nodes.image) and "alt" not in image and texts:
+            said = found[min((j for j in texts if j > k), default=texts[-1])].astext()
+            image["alt"] = "Figure: " + re.split(r"(?<=\.)\s", said)[0]
+
+
 def as_written(app, doctree):
     """Equations stay as they are: Sphinx would put long ones into a `split`, which allows no \\tag."""
     for node in doctree.findall(nodes.math_block):
@@ -130,6 +140,7 @@ def exported(app, env, node, contnode):
 def setup(app):
     app.connect("source-read", fill)
     app.connect("doctree-read", name_cells)
+    app.connect("doctree-read", describe)
     app.connect("doctree-read", as_written)
     app.connect("autodoc-process-docstring", plain)
     app.connect("missing-reference", exported)

@@ -5,6 +5,9 @@ That the notebooks execute and that their verdicts stand is checked by nbval, on
 
 import ast
 import re
+import shlex
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -137,6 +140,30 @@ def test_without_its_solutions_it_is_whole(path):
     assert not [cell.id for cell in nb.cells if cell.id.startswith(("exercise-", "solution"))]
     assert "nbval-check-output" in code_cells(nb)[-1].metadata.tags
     assert undefined(nb) <= undefined(read(path))
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
+def test_its_links_lead_to_notebooks_beside_it(path):
+    """So they lead somewhere in every folder that holds all notebooks: here, in build/notebooks and in build/course."""
+    text = "\n".join(cell.source for cell in read(path).cells if cell.cell_type == "markdown")
+    links = re.findall(r"\]\(([^)\s]+)\)", text) + re.findall(r"(?:href|src)=[\"']([^\"']+)", text)
+    files = {link for link in links if not link.startswith("https://")}
+    assert files <= {p.name for p in NOTEBOOKS}
+
+
+def test_make_course_writes_every_notebook_without_solutions(tmp_path):
+    said = subprocess.run(["make", "-n", "-o", "setup", "course"], cwd=ROOT, capture_output=True, text=True, check=True)
+    (line,) = said.stdout.replace("\\\n", " ").splitlines()
+    _, *words = shlex.split(line)
+    given = [str(p) for word in words if "*" in word for p in ROOT.glob(word)]
+    assert sorted(given) == sorted(map(str, NOTEBOOKS))
+    rest = [str(tmp_path) if word == "build/course" else word for word in words if "*" not in word]
+    some = [str(p) for p in NOTEBOOKS if number(p) in ("00", "03")]  # for time
+    subprocess.run([sys.executable, "-m", "jupyter", *rest, *some], check=True, capture_output=True)
+    for path in map(Path, some):
+        tags = [tag for cell in read(tmp_path / path.name).cells for tag in cell.metadata.get("tags", [])]
+        assert "solution" not in tags
+        assert "parameters" in tags
 
 
 def undefined(nb):

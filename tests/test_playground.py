@@ -281,6 +281,32 @@ def test_it_can_be_used_by_keyboard_alone(page):
     assert page.evaluate("document.activeElement.textContent") == "Wipe"
 
 
+def test_it_can_be_rendered_before_it_is_in_the_page(page):
+    """As JupyterLab may do it: nothing is lost, and its ink takes the theme's colour once it is there."""
+    page.evaluate("void playground.render({ model: playground.model, el: detached = document.createElement('div') })")
+    counts = page.evaluate("[...detached.querySelectorAll('.card')].map((card) => +card.dataset.iterations)")
+    assert len(counts) == 4
+    assert min(counts) > 0
+    page.evaluate("document.body.append(detached)")
+    page.wait_for_function("""() => {
+      const seen = detached.querySelector(".seen canvas"), { data } = seen.getContext("2d").getImageData(0, 0, 28, 28);
+      const theme = getComputedStyle(seen).color.match(/\\d+/g), ink = data.findIndex((v, i) => i % 4 == 3 && v > 250);
+      return ink >= 0 && theme.every((v, i) => Math.abs(v - data[ink - 3 + i]) < 3);
+    }""")
+
+
+def test_its_keys_stay_in_it(page):
+    """Only commands go on to the page around it: those with Control or Alt, and Shift Enter."""
+    page.evaluate("heard = []; document.addEventListener('keydown', (e) => { heard.push(e.key) })")
+    slider = page.get_by_label("noise")
+    for key in ("ArrowRight", "ArrowDown", "d", "Escape", "Enter"):
+        slider.press(key)
+    page.locator(".pad").press("ArrowLeft")
+    assert page.evaluate("heard") == []
+    slider.press("Shift+Enter")
+    assert page.evaluate("heard") == ["Enter"]
+
+
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (1280, "dark"), (390, "light"), (390, "dark")])
 def test_it_fits_its_window(page, width, scheme, tmp_path_factory):
     page.set_viewport_size({"width": width, "height": 900})

@@ -182,6 +182,8 @@ def test_readme_shows_the_two_commands_and_its_code_runs():
     assert "make paper" in text
     blocks = re.findall(r"```python\n(.*?)```", text, re.S)
     assert blocks
+    fenced = re.findall(r"^```\w*\n(.*?)^```", text, re.S | re.M)
+    assert max(len(line) for block in fenced for line in block.splitlines()) <= 88, "wider than the site's page"
     for block in blocks:
         done = subprocess.run([sys.executable, "-W", "error", "-c", block], capture_output=True, text=True, cwd=ROOT)
         assert done.returncode == 0, done.stderr

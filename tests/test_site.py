@@ -162,13 +162,21 @@ def address(site):
 WIDER = "document.documentElement.scrollWidth - window.innerWidth"
 # A cell whose code is as long as a line may be: how far does it stick out?
 LONG_LINE = """() => {
-  const pre = document.querySelector(".cell_input pre");
+  const pre = document.querySelector(".cell_input pre, .highlight pre");
   pre.textContent = "x".repeat(88);
   return pre.scrollWidth - pre.clientWidth;
 }"""
+# Figures that a phone makes smaller than 36rem (576 pixels), or than they are.
+TINY = """() => [...document.querySelectorAll(".cell_output img, figure img")]
+  .filter((i) => i.width < Math.min(i.naturalWidth, 560)).map((i) => i.alt)"""
+# How many printed lines and tables of the index stick out?
+WIDE_OUTPUT = """() => [...document.querySelectorAll(".stream pre, #the-table .table-wrapper")]
+  .filter((el) => el.scrollWidth > el.clientWidth).length"""
 
 
-@pytest.mark.parametrize("name", ["index", "CLAIMS", "api", "train", *(f"notebooks/{stem}" for stem in NOTEBOOKS)])
+@pytest.mark.parametrize(
+    "name", ["index", "table", "CLAIMS", "api", "train", *(f"notebooks/{stem}" for stem in NOTEBOOKS)]
+)
 def test_a_page_is_clean_and_fits(site, tab, name):
     tab.goto((site / f"{name}.html").as_uri())
     if tab.locator(".math").count():
@@ -178,8 +186,11 @@ def test_a_page_is_clean_and_fits(site, tab, name):
     assert tab.evaluate(WIDER) <= 0
     tab.set_viewport_size({"width": 390, "height": 844})
     assert tab.evaluate(WIDER) <= 0
-    if name.startswith("notebooks/"):
-        tab.set_viewport_size({"width": 1280, "height": 900})
+    assert tab.evaluate(TINY) == []
+    assert tab.evaluate("[...document.images].filter((i) => !i.alt || i.alt.includes('_images')).length") == 0
+    tab.set_viewport_size({"width": 1280, "height": 900})
+    assert tab.evaluate(WIDE_OUTPUT) == 0
+    if tab.locator(".highlight pre").count():
         assert tab.evaluate(LONG_LINE) <= 0
     assert tab.complaints == []
 
@@ -197,6 +208,7 @@ def test_a_search_finds(site, address, tab, how):
     assert {"notebooks/02_hopfield_as_deq.html", "api.html"} <= found
     if how == "from a server":
         tab.locator("#search-results p.context").first.wait_for()
+        tab.wait_for_load_state("networkidle")  # it fetches the pages found; to leave now would abort that
     results.first.click()
     tab.wait_for_url(lambda url: "search.html" not in url)
     assert tab.complaints == []
