@@ -83,9 +83,9 @@ status: setup  ## what of the table is done, running, missing, failed
 playground: setup  ## the network to play with, one page: build/playground.html
 	$(BIN)/python -m playground.build
 
-bench: setup  ## a solve against plain matrix products, a training step against the straightforward formulation
-	$(BIN)/python benchmarks/forward.py
-	$(BIN)/python benchmarks/training.py
+bench: setup  ## a solve against plain matrix products, a training step against the straightforward formulation: results/bench.json
+	$(BIN)/python benchmarks/forward.py --json results/bench.json
+	$(BIN)/python benchmarks/training.py --json results/bench.json
 
 costs:  ## what make paper and make test cost, each in a new clone: results/costs.json
 	$(PYTHON) benchmarks/costs.py

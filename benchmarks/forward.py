@@ -1,6 +1,6 @@
 """How near a forward solve comes to plain matrix products of the same shapes, in the same run.
 
-    python benchmarks/forward.py [--threads 1] [--batch 64] [--seconds 1]
+    python benchmarks/forward.py [--threads 1] [--batch 64] [--seconds 1] [--json PATH]
 
 For each network and schedule: one solve with a fixed number of iterations (the paper's), against a bare loop of the
 same matrix products on preallocated buffers, alternating so that both see the same machine. The ratio of the times
@@ -11,9 +11,12 @@ column compares with the dense N × N formulation. Timings on shared machines ar
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -21,6 +24,7 @@ import hoplib as hop
 from hoplib.paper import LAYERS
 
 ITERATIONS = 20
+BESIDE = ("settings", "epochs", "inference", "true_error", "scaling", "recorded")  # what training.py saves
 
 
 def products(net: hop.Network, batch: int, iterations: int = ITERATIONS) -> Callable[[], None]:
@@ -85,17 +89,25 @@ def medians(times: dict[str, list[float]]) -> dict[str, float]:
     return {name: statistics.median(t) for name, t in times.items()}
 
 
+def save(path: Path, numbers: Mapping[str, Any], keep: Iterable[str]) -> None:
+    """Write the numbers as JSON; of those that were there before, only the kept names stay."""
+    before = json.loads(path.read_text()) if path.exists() else {}
+    path.write_text(json.dumps({**{k: before[k] for k in keep if k in before}, **numbers}, indent=1) + "\n")
+
+
 @torch.no_grad()
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--seconds", type=float, default=1.0, help="per candidate")
+    parser.add_argument("--json", type=Path, help="where to save all numbers, beside those of training.py")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     device = hop.default_device()
     print(f"{device}, {args.threads} threads, batch {args.batch}, {ITERATIONS} iterations, torch {torch.__version__}")
     print(f"{'':28}{'GFLOP/s':>10}{'of matmul':>12}{'vs dense':>10}")
+    found: dict[str, dict[str, float]] = {}
     for depth, layers in LAYERS.items():
         net = hop.HAM(layers, seed=0)
         x = torch.rand(args.batch, 784, generator=torch.Generator().manual_seed(0)).to(device)
@@ -113,13 +125,18 @@ def main() -> None:
             "HAM-EO": solver(True, hop.Picard()),
             "HAM-DEQ": solver(False, hop.Anderson()),
             "HAM-EO-DEQ": solver(True, hop.Anderson()),
+            "HAM-OR": solver(True, hop.OverRelaxed()),
         }
         t = medians(compare(candidates, args.seconds))
         flops = 2 * net.multiply_adds() * ITERATIONS * args.batch + 2 * layers[0] * layers[1] * args.batch
         ideal = t["products"] + t["input"]  # the product with the input weights belongs to a solve too
-        for name in ("HAM", "HAM-EO", "HAM-DEQ", "HAM-EO-DEQ"):
+        for name in ("HAM", "HAM-EO", "HAM-DEQ", "HAM-EO-DEQ", "HAM-OR"):
             row = f"{depth} layers {name:<14}"
-            print(f"{row:28}{flops / t[name] / 1e9:10.1f}{ideal / t[name]:11.0%}{t['dense'] / t[name]:9.1f}x")
+            r = {"gflops": flops / t[name] / 1e9, "share": ideal / t[name], "against_dense": t["dense"] / t[name]}
+            found[f"{depth}-{name}"] = {"seconds": t[name], **r}
+            print(f"{row:28}{r['gflops']:10.1f}{r['share']:11.0%}{r['against_dense']:9.1f}x")
+    if args.json:
+        save(args.json, {"forward": found}, keep=BESIDE)
 
 
 if __name__ == "__main__":

@@ -18,13 +18,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 from tqdm import tqdm
+from weights import find
 
 import hoplib as hop
 from hoplib.experiment.config import configure
 from hoplib.experiment.files import load_network
 from hoplib.experiment.measure import readout
-from hoplib.experiment.results import COMMITTED, ROOT
-from hoplib.experiment.rows import BEYOND, get_row, select
+from hoplib.experiment.results import ROOT
+from hoplib.experiment.rows import BEYOND, select
 from hoplib.experiment.train import Training, equilibrium
 
 SEED = 7  # none of the table's
@@ -60,10 +61,8 @@ def measure(name: str, steps: int, every: int, data: hop.Data) -> dict[str, floa
         if i % every == 0 or lengths[-1] > LONG * statistics.median(lengths):
             found.append(compared(g, to_the_letter(training, x, y)))
         training.optimizer.step()
-    like = training.config.row
-    for weights in (n for n in COMMITTED if get_row(n).layers == like.layers and get_row(n).model == like.model):
-        net = load_network(ROOT / "results" / "weights" / f"{weights}-seed-0-half.safetensors", training.device)
-        training.net.load_state_dict(net.state_dict())
+    if (path := find(training.config.row, any_solver=True)) is not None:
+        training.net.load_state_dict(load_network(path, training.device).state_dict())
         for x, y in islice(batches, TRAINED):
             found.append(compared(short(training, x, y), to_the_letter(training, x, y)))
     cosines, ratios = zip(*found, strict=True)

@@ -2,6 +2,8 @@
 
     python benchmarks/training.py [--rows 5-* …] [--epochs 1 5 10] [--weights PATH] [--seconds 0.5] [--json PATH]
 
+`make bench` writes all numbers to results/bench.json.
+
 For each training of the table: `Training.step` of hoplib.experiment.train and the straightforward step of
 hoplib.oracle, which follows the paper's equations literally (dense W with its zeros, the fixed number of iterations for
 the whole batch, backpropagation through unrolled steps, Madam by its formula). First both must give the same loss,
@@ -10,10 +12,11 @@ on the same batches, at the same weights, to which the network is put back each 
 alternates with all matrix products that it makes, shape by shape, and nothing else: the share of their speed is the
 last column but one.
 
-The weights are those after so many epochs, or the last before, where a training has left them (`make table`; of a HAM
-by any solver: nearly all equilibria are the same), else those after a few steps of training. Only the fast route's cost
+The weights are those after so many epochs, where a training has left them (`make table`; of a HAM by any solver: nearly
+all equilibria are the same) or they are committed, else those after a few steps of training. Only the fast route's cost
 depends on them. Beside the whole table stands what the records say: the CPU time that their trainings took.
-Rows beyond the paper have no straightforward formulation of their own: they stand against that of the paper's base.
+Rows beyond the paper have no straightforward formulation of their own: they stand against that of the paper's base, in
+a training step and in inference to the same true error.
 With one thread on the CPU, times are CPU time: hours of an idle core. Still, neighbours on a shared machine slow its
 caches down: read the ratios.
 """
@@ -21,22 +24,24 @@ caches down: read the ratios.
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import statistics
 import sys
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from itertools import cycle, islice, product
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
 import torch
-from forward import compare, medians
+from forward import compare, medians, save
+from peer import ERROR, ours, tolerance, within
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from tqdm import tqdm
+from weights import WEIGHTS, find
 
 import hoplib as hop
 from hoplib import paper
@@ -49,10 +54,11 @@ from hoplib.experiment.run import can_compile, versions
 from hoplib.experiment.train import Training
 from hoplib.links import multiply
 from hoplib.oracle import Straightforward
-from hoplib.paper import LAYERS
+from hoplib.paper import EPOCHS, LAYERS
 
 TOLERANCE = 5e-6  # the largest relative difference of the two routes, in float64; one backward step more makes 2e-5
 SMALL = {3: (784, 24, 10), 5: (784, 24, 18, 14, 10), 7: (784, 24, 20, 16, 14, 12, 10)}
+MOST = 400  # iterations of the straightforward formulation, until a true error
 STEPS, CORES = 937, 2  # steps an epoch; what the projection is for
 SHARE_ROUNDS = 25  # the share of matrix-product speed is the median over at least as many, for the machine is noisy
 WIDTHS = {f"× {w:g}": (784, *(int(w * n) for n in LAYERS[5][1:-1]), 10) for w in (0.25, 0.5, 1)}
@@ -188,10 +194,6 @@ def backward_steps(net: hop.Network, row: Row) -> int:
     return paper.backward_steps(net, row.even_odd) // (2 if halved else 1)
 
 
-def _network(row: Row) -> tuple[str, tuple[int, ...]]:
-    return row.model, row.layers
-
-
 def gradient(net: hop.Network) -> Tensor:
     """The gradient of the last step, flat."""
     return torch.cat([p.grad.flatten() for p in net.parameters() if p.grad is not None])
@@ -218,24 +220,13 @@ class Bench:
         self.bar.set_postfix_str(row.training)
         training = Training(Config(row, batch_size=size), fused=self.fused)
         batches = self.batches(size)
-        found = self.found(row)
+        found = find(row, self.epoch, self.weights)
         if found is not None:
             training.net.load_state_dict(load_network(found, training.device).state_dict())
         else:
             for x, y in islice(batches, self.steps):
                 training.step(x, y)
         return training, batches, found is not None
-
-    def found(self, row: Row) -> Path | None:
-        """The weights of the training, or of another one of the same HAM, whose equilibria are nearly all the same."""
-        alike = [n for n in TRAININGS if row.model != "CHN" and _network(get_row(n)) == _network(row)]
-        for name, seed in product([row.training, *alike], SEEDS):
-            last = get_row(TRAININGS[name][-1]).epoch if name in TRAININGS else 0
-            part = f"seed-{seed}" + ("" if self.epoch >= last else f"-epoch-{self.epoch}")
-            path = self.weights / name / f"{part}.safetensors"
-            if path.exists():
-                return path
-        return None
 
     def step(self, row: Row, size: int, base: Row | None = None) -> tuple[dict[str, float], hop.Network]:
         """Medians of both routes and of the bare products, iterations and work of the fast one; and the network."""
@@ -319,6 +310,38 @@ class Bench:
             "images": images,
         }
 
+    @torch.no_grad()
+    def to_true_error(self, row: Row, base: Row, images: int) -> dict[str, float | None]:
+        """Seconds for a batch until 95 % of the images have an output within 1e-4 of the true one, by both routes.
+
+        On the same trained weights; those of a CHN are the base's own where they are there, since its local steps may
+        cycle in another's. The row's way gets the largest tolerance that is enough, the straightforward formulation of
+        the base, which has none, the fewest iterations for all; None if these are more than 400.
+        """
+        self.bar.set_postfix_str(f"{row.training}, true error")
+        path = find(base, EPOCHS, self.weights) or find(row, EPOCHS, self.weights)
+        path = path or find(base, EPOCHS, self.weights, any_solver=True)
+        assert path is not None, f"neither {row.training} nor {base.training} has weights"
+        device, x = self.data.test.x.device, self.data.test.x[:images]
+        nets = [MODELS[r.model](r.layers, device=device).requires_grad_(False) for r in (row, base)]
+        for net in nets:
+            net.load_state_dict(load_network(path, device).state_dict())
+        way, oracle = ours(nets[0], SOLVERS[row.solver], row.even_odd), Straightforward(nets[1])
+        exact, exact_base = (deepcopy(net).double() for net in nets)
+        tol = tolerance(way, exact, x)
+        enough = bisect_left(range(1, MOST + 1), True, key=lambda n: within(exact_base, oracle.equilibrium(x, n)[0], x))
+        batch, n = x[: self.batch], enough + 1
+        routes = {"fast": lambda: way(batch, tol), "straightforward": lambda: oracle.equilibrium(batch, min(n, MOST))}
+        t = medians(compare(routes, self.seconds, rounds=3))
+        return {
+            "fast": t["fast"],
+            "straightforward": t["straightforward"] if n <= MOST else None,
+            "ratio": t["straightforward"] / t["fast"] if n <= MOST else None,
+            "tolerance": tol,
+            "evaluations": way(batch, tol)[1],
+            "iterations": n if n <= MOST else None,
+        }
+
 
 # -- the tables -------------------------------------------------------------------------------------------------
 
@@ -389,6 +412,19 @@ def inference(bench: Bench, nets: dict[str, hop.Network], images: int) -> dict[s
     return found
 
 
+def true_error(bench: Bench, images: int) -> dict[str, dict[str, float | None]]:
+    """One line for each over-relaxed row: inference to the same true error as the paper's base."""
+    show()
+    show(f"{bench.batch} images to a true error of {ERROR:g}", *HEAD, "iterations")
+    found = {}
+    for name, base in BASES.items():
+        r = found[name] = bench.to_true_error(get_row(name), get_row(base), images)
+        known = {k: math.nan if v is None else v for k, v in r.items()}
+        show(f"{name} / {base}", *cells(known), f"{known['iterations']:.0f}")
+        bench.bar.update()
+    return found
+
+
 def scaling(bench: Bench) -> dict[str, dict[str, dict[str, float]]]:
     """How the cost of a HAM-EO step grows with width, depth and batch."""
     row = Row("HAM", LAYERS[5], even_odd=True)
@@ -414,11 +450,13 @@ def options() -> argparse.Namespace:
     parser.add_argument("--rows", nargs="*", default=[], help="trainings, by name or prefix*; all by default")
     parser.add_argument("--warm-up", type=int, default=30, help="steps of training before the clock starts")
     parser.add_argument("--epochs", type=int, nargs="*", default=[1, 5, 10], help="at the weights after so many")
-    parser.add_argument("--weights", type=Path, default=ROOT / "results" / "weights", help="where such weights are")
+    parser.add_argument("--weights", type=Path, default=WEIGHTS, help="where such weights are")
     parser.add_argument("--seconds", type=float, default=0.5, help="per candidate; at least 5 rounds")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--images", type=int, default=2000, help="test images to classify")
+    parser.add_argument("--error-images", type=int, default=128, help="test images to find the tolerances with")
+    parser.add_argument("--scaling", action=argparse.BooleanOptionalAction, default=True, help="by width, depth, batch")
     parser.add_argument("--json", type=Path, help="where to save all numbers")
     return parser.parse_args()
 
@@ -438,7 +476,8 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     names, fused = select(args.rows), can_compile()
     classified = [n for n in names if ROWS[TRAININGS[n][-1]].label in ("HAM", "HAM-EO-DEQ")]
-    units = len(args.epochs) * (len(names) + len(BASES)) + len(classified) + len(WIDTHS) + len(DEPTHS) + len(BATCHES)
+    units = len(args.epochs) * (len(names) + len(BASES)) + len(classified) + len(BASES)
+    units += args.scaling * (len(WIDTHS) + len(DEPTHS) + len(BATCHES))
     settings = {"device": str(hop.default_device()), **versions(), "data": "mnist", "compiled": fused}
     settings |= {k: v for k, v in vars(args).items() if k not in ("rows", "json", "weights")}
     numbers: dict[str, Any] = {"settings": settings, "epochs": {}}
@@ -459,13 +498,15 @@ def main() -> None:
             )
             numbers["epochs"][bench.epoch]["beyond"] = beyond(bench)
         numbers["inference"] = inference(bench, {n: nets[n] for n in classified}, args.images)
-        numbers["scaling"] = scaling(bench)
+        numbers["true_error"] = true_error(bench, args.error_images)
+        if args.scaling:
+            numbers["scaling"] = scaling(bench)
     if recorded := measured_hours():
         show()
         show(f"by the records' CPU times, one seed took {recorded['recorded_hours']:.1f} h")
         numbers["recorded"] = recorded
     if args.json:
-        args.json.write_text(json.dumps(numbers, indent=1) + "\n")
+        save(args.json, numbers, keep=["forward"])
 
 
 if __name__ == "__main__":

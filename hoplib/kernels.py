@@ -289,11 +289,24 @@ def _interpolate(s: Array, table: Array, density: Any, out: Array) -> bool:
     return inside
 
 
+@compiled
+def _by_rows(s: Array, table: Array, density: Any, out: Array) -> bool:
+    inside = True
+    for i in range(len(s)):
+        inside = _interpolate(s[i], table, density, out[i]) and inside
+    return inside
+
+
 def interpolate(table: Callable[[], Array], density: float, s: Tensor, out: Tensor) -> bool:
-    """The function of `table` at s into `out`, if the loops are for these tensors and all s are on its grid; did it?"""
-    if not fit(s, out, dtypes=[torch.float32]):
+    """The function of `table` at s into `out`, if the loops are for these tensors and all s are on its grid; did it?
+
+    Also where s is a part of a larger state, as a block of an over-relaxed sweep is.
+    """
+    if not fit(s, out, dtypes=[torch.float32], strided=True):
         return False
-    return _interpolate(s.detach().view(-1).numpy(), table(), np.float32(density), out.detach().view(-1).numpy())
+    if s.is_contiguous() and out.is_contiguous():
+        return _interpolate(s.detach().view(-1).numpy(), table(), np.float32(density), out.detach().view(-1).numpy())
+    return s.ndim == 2 and _by_rows(s.detach().numpy(), table(), np.float32(density), out.detach().numpy())
 
 
 def _serves(activation: Any, *tensors: Tensor, strided: bool = False) -> bool:

@@ -89,7 +89,8 @@ class Notebook:
         code = "\n".join(source for kind, source, _ in cells if kind == "code")
         read = [ROOT / "playground"] if re.search(r"\bplayground\b", code) else []
         if re.search(r"""["'/]results\b""", code):
-            read += [*RECORDS, ROOT / "results" / "bench.json", *(ROOT / "results" / "weights").glob("*.safetensors")]
+            results = ROOT / "results"
+            read += [*RECORDS, *sorted(results.glob("*.json")), *(results / "weights").glob("*.safetensors")]
         return sha256(json.dumps([cells, digest(*CODE, *read)]).encode())
 
     def make(self, step: Callable[[], object]) -> dict[Path, str]:

@@ -9,6 +9,7 @@ from conftest import tiny
 
 import hoplib as hop
 from hoplib import kernels
+from hoplib.activations import GRID
 from hoplib.rules import ChnRule
 from hoplib.solvers import Values
 
@@ -268,3 +269,15 @@ def test_the_effective_activation_by_cubics(name):
         assert (effective.rho(h, out=out) - effective.rho(h.double())).abs().max() < 2e-7
         far = torch.tensor([[0.5, 64.0, -1e6, torch.nan, torch.inf]])
         torch.testing.assert_close(effective.rho(far, out=torch.empty_like(far)), effective.rho(far), equal_nan=True)
+
+
+def test_the_effective_activation_of_a_part_of_a_state():
+    """A block of an over-relaxed sweep lies in rows of a larger state: the same loop serves it, to the same bits."""
+    effective, s = hop.Effective("shifted-sigmoid"), 8 * torch.randn(5, 40, generator=torch.Generator().manual_seed(0))
+    part = s[:, 7:29]
+    with torch.no_grad():
+        for here in (torch.empty(5, 22), torch.empty(5, 30)[:, 3:25]):
+            assert kernels.interpolate(effective._grid, GRID[1], part, here)
+            assert torch.equal(here, effective.rho(part.contiguous(), out=torch.empty(5, 22)))
+        part[4, 21] = 100.0  # beyond the grid
+        assert not kernels.interpolate(effective._grid, GRID[1], part, torch.empty(5, 22))

@@ -103,8 +103,12 @@ OTHER = {
         {"depth": 5, "gain": 0.9, "images": 150, "omegas": [1.0, 1.2, 1.4, 1.6]},
     ],
     "11_over_relaxation": [
-        {"networks": 100, "images": 32, "rivals": 8, "omegas": [1.2, 1.4, 1.6], "gains": [1.0, 2.0]},
-        {"networks": 60, "adversary_steps": 100, "rivals": 10, "omegas": [1.1, 1.3, 1.5, 1.7], "gains": [0.5, 4.0]},
+        {"networks": 100, "images": 32, "omegas": [1.2, 1.4, 1.6], "gains": [1.0, 2.0]},
+        {"networks": 60, "adversary_steps": 100, "omegas": [1.1, 1.3, 1.5, 1.7], "gains": [0.5, 4.0]},
+    ],
+    "12_the_fastest_way_down": [
+        {"depths": [5], "images": 32, "starts": 48, "seed": 1},
+        {"depths": [3, 7], "images": 24, "layers": [20, 18, 16, 12, 8], "gain": 1.5, "too_large": 1.8, "cap": 250},
     ],
 }
 REFUSED = [  # notebook, parameters, the sentence
@@ -115,6 +119,7 @@ REFUSED = [  # notebook, parameters, the sentence
     ("06_synchronous_waste", {"pair_coupling": 0.9}, "two minima only above coupling 1"),
     ("10_explore", {"depth": 4}, "3, 5 and 7 layers"),
     ("11_over_relaxation", {"omegas": [2.1]}, "between 1 and 2"),
+    ("12_the_fastest_way_down", {"depths": [4]}, "3, 5 and 7 layers"),
 ]
 
 

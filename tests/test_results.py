@@ -1,5 +1,6 @@
 """The table and the figures follow from the records and from nothing else; what is committed is up to date."""
 
+import json
 import re
 from pathlib import Path
 
@@ -103,6 +104,23 @@ def test_the_table_reads_the_same_in_every_format(runs):
         number = f"{csv.iterations_mean[name]:.1f} ± "
         assert re.search(rf"^\| {name} \| 5 of 5 \| {re.escape(number)}", texts["table.md"], re.M)
         assert f"{name} & 5 of 5 & {number.replace('±', '$' + chr(92) + 'pm$').strip()}" in texts["table.tex"]
+
+
+def test_the_over_relaxed_rows_stand_beside_the_papers(runs, tmp_path):
+    """By hand; a CHN through ς⁻¹ beside the paper's, which has none of 5 and 7 layers."""
+    found, frame = results.beyond(runs), results.per_run(runs)
+    assert list(found.index) == [n for n in EVERY if n.endswith("-OR")]
+    mean = frame.groupby("row").iterations_mean.mean()
+    assert found["even-odd, Anderson"]["7-HAM-OR"] == mean["7-HAM-EO-DEQ"]
+    assert found["even-odd"]["3-ExactCHN-OR"] == mean["3-CHN-EO"]
+    assert found["over-relaxed"]["5-ExactCHN-OR"] == mean["5-ExactCHN-OR"]
+    assert found["even-odd"].isna().sum() == 2
+    said = results.how_large(runs, tmp_path)
+    assert f"{mean['7-HAM-OR']:.1f} instead of {mean['7-HAM-EO-DEQ']:.1f} in 7 layers (" in said
+    assert f"{mean['5-ExactCHN-OR']:.1f} in 5 layers of a CHN (" in said
+    way = {"even-odd": {"seconds": 3.0}, "over-relaxed": {"seconds": 2.0}}
+    (tmp_path / "peer.json").write_text(json.dumps({"settings": {}, "7-HAM-EO-seed-0-half": way}))
+    assert results.how_large([], tmp_path).endswith("1.5 times as fast as plain even-odd updates in 7 layers.")
 
 
 def test_a_place_in_a_text_is_filled_once():
