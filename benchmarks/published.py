@@ -25,11 +25,12 @@ from hoplib.experiment.config import configure
 from hoplib.experiment.files import write
 from hoplib.experiment.measure import LOOK, look
 from hoplib.experiment.results import ROOT
+from hoplib.experiment.rows import SHORT
 from hoplib.experiment.run import can_compile
 from hoplib.experiment.train import Training
 
 TRAININGS = ["3-CHN-EO", "3-CHN-EO-published", "3-CHN-EO-DEQ", "3-CHN-EO-DEQ-published"]
-WAYS: dict[str, dict[str, Any]] = {"short": {}, "to the letter": {"tol": 0.0}}
+WAYS = {"short": SHORT, "to the letter": 0.0}
 LONG = 100  # a gradient is about 1 long
 
 
@@ -48,8 +49,8 @@ def output_fields(net: hop.Network, x: torch.Tensor) -> torch.Tensor:
     return net.field(s, x)[:, -net.layers[-1] :]
 
 
-def first_epoch(name: str, seed: int, steps: int, data: hop.Data, sizes: dict[str, Any]) -> dict[str, Any]:
-    config, _ = configure(name, seed, **sizes)
+def first_epoch(name: str, seed: int, steps: int, data: hop.Data, tol: float) -> dict[str, Any]:
+    config, _ = configure(name, seed, tol=tol)
     training = Training(config, fused=can_compile() and steps > 100)
     lengths = []
     for x, y in islice(data.train.batches(config.batch_size, generator=training.generator), steps):

@@ -218,7 +218,7 @@ class Bench:
     def trained(self, row: Row, size: int) -> tuple[Training, Iterator[tuple[Tensor, Tensor]], bool]:
         """A training after its epochs or its warm-up, the batches that follow, and whether the epochs were found."""
         self.bar.set_postfix_str(row.training)
-        training = Training(Config(row, batch_size=size), fused=self.fused)
+        training = Training(Config(row, batch_size=size, tol=row.tol), fused=self.fused)
         batches = self.batches(size)
         found = find(row, self.epoch, self.weights)
         if found is not None:

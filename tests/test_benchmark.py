@@ -168,7 +168,7 @@ def test_beyond_the_threshold_a_neuron_does_not_come_to_rest():
 
 def test_the_first_steps_as_published_are_those_of_the_training():
     data = hop.load_data("mnist", device="cpu")
-    found = published.first_epoch("3-CHN-EO-published", 0, 2, data, {})
+    found = published.first_epoch("3-CHN-EO-published", 0, 2, data, 1e-6)
     assert found["steps"] == 2
     assert 0.1 < found["longest gradient"] < published.LONG
     assert found["first long gradient"] is None

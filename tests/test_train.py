@@ -173,6 +173,15 @@ class TestChoice:
         assert small(tol=0)[0] == small(tol=0.0)[0]
         assert small(tol=0)[0].name == small(tol=0.0)[0].name
 
+    def test_the_rows_as_published_are_trained_to_the_letter(self):
+        for name, row in ROWS.items():
+            config, records = configure(name)
+            assert config.tol == row.tol == (0 if name.endswith("-published") else 1e-6)
+            assert name in records
+        config, records = configure("3-CHN-EO-published", tol=1e-6)
+        assert config.tol == 1e-6
+        assert list(records) == ["3-CHN-EO-published_tol=1e-06"]
+
     def test_the_tables_runs_have_the_tables_names(self):
         assert {name for row in ROWS for name in configure(row)[1]} == set(ROWS)
 

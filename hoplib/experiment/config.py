@@ -13,7 +13,7 @@ from .. import checks
 from ..data import SOURCES
 from ..paper import BATCH, EPOCHS, TOL
 from . import rows as table
-from .rows import EVERY, TRAININGS, Row, get_row, given
+from .rows import EVERY, SHORT, TRAININGS, Row, get_row, given
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Config:
     train_images: int = 60_000
     test_images: int = 10_000
     batch_size: int = BATCH
-    tol: float = 1e-6  # where training stops a sample, far below the criterion of the measurement; 0: to the letter
+    tol: float = SHORT  # where training stops a sample; 0: to the letter
 
     def __post_init__(self) -> None:
         if not isinstance(self.row, Row):
@@ -71,7 +71,7 @@ class Config:
             if row.training in TRAININGS
             else replace(row, layers=(784, 10), lr=0.005)
         )
-        ours, theirs = self.settings(), Config(usual, self.seed).settings()
+        ours, theirs = self.settings(), Config(usual, self.seed, tol=usual.tol).settings()
         theirs["numerics"] = self.numerics  # no record has it in its name
         other = {k: "-".join(map(str, v)) if isinstance(v, list) else v for k, v in ours.items() if v != theirs[k]}
         text = "".join(f"_{k}={v}" for k, v in other.items())
@@ -84,19 +84,27 @@ class Config:
 
 
 def configure(
-    row: str | Row, seed: int = 0, *, layers: Sequence[int] = (), epochs: int | None = None, **options: Any
+    row: str | Row,
+    seed: int = 0,
+    *,
+    layers: Sequence[int] = (),
+    epochs: int | None = None,
+    tol: float | None = None,
+    **options: Any,
 ) -> tuple[Config, dict[str, int]]:
     """The configuration of a row's training, and what it measures: the name of each record → epoch.
 
     `row` is a name of the table or a Row of one's own. `layers`, `epochs` and the options make a run another one than
-    the row's; its records then have names of their own. `epochs` may also be more than the row has.
+    the row's; its records then have names of their own. `epochs` may also be more than the row has. `tol` None is the
+    row's own.
     """
     if epochs is not None:
         epochs = checks.integer("epochs", epochs, 1, EPOCHS)
     named = row if isinstance(row, Row) else get_row(row)
     names = [n for n in TRAININGS.get(named.training, ()) if EVERY[n].epoch <= named.epoch]
     rows = {n: EVERY[n] for n in names} if isinstance(row, str) else {named.training: named}
-    config = Config(replace(named, layers=given(layers) or named.layers), seed, **options)
+    tol = named.tol if tol is None else tol
+    config = Config(replace(named, layers=given(layers) or named.layers), seed, tol=tol, **options)
     records = {}
     for name, r in rows.items():
         epoch = r.epoch if epochs is None else epochs if r.epoch == named.epoch else min(epochs, r.epoch)

@@ -54,7 +54,10 @@ def defaults(notebook: Path) -> dict[str, Any]:
 
 
 def check_parameters(notebook: Path, parameters: Mapping[str, Any]) -> None:
-    """Raise an error unless every parameter is one of the notebook's and of the type of its default."""
+    """Raise an error unless every parameter is one of the notebook's and of the type of its default.
+
+    Where that is None, a number is not given.
+    """
     known = defaults(notebook)
     for name, value in parameters.items():
         if name not in known:
@@ -62,9 +65,10 @@ def check_parameters(notebook: Path, parameters: Mapping[str, Any]) -> None:
             hint = f" Did you mean {close[0]!r}?" if close else ""
             raise ParameterError(f"{notebook.name} has no parameter {name!r}.{hint} It has: {', '.join(known)}")
         default = known[name]
-        kinds = (float, int) if isinstance(default, float) else (type(default),)
+        numeric = default is None or isinstance(default, float)
+        kinds = (float, int, type(default)) if numeric else (type(default),)
         if not isinstance(value, kinds) or isinstance(value, bool) != isinstance(default, bool):
-            kind = type(default).__name__
+            kind = "float" if numeric else type(default).__name__
             raise ParameterError(f"{notebook.name}: {name} must be of type {kind} (like {default!r}), not {value!r}")
 
 
