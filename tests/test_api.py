@@ -170,7 +170,8 @@ def test_solutions(problem):
     if sol is None:
         return
     tol = max(options.get("tol", 1e-4), solver.at if isinstance(solver, hop.Then) else 0)
-    most = options.get("max_iter") or hop.paper.max_iter(net, options.get("even_odd", False))
+    even_odd = options.get("even_odd", hop.relaxation.automatic(net)[1] if solver is None else False)
+    most = options.get("max_iter") or hop.paper.max_iter(net, even_odd)
     batch, met = len(x), sol.converged
     assert sol.state.shape == (batch, net.N)
     assert sol.iterations.shape == sol.status.shape == sol.residual.shape == (batch,)
