@@ -461,14 +461,14 @@ def options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def measured_hours() -> dict[str, float]:
-    """The CPU hours of one seed of the whole table, by the records; empty where a training has none."""
+def measured_hours(tables: Iterable[dict[str, float]]) -> dict[str, float]:
+    """The CPU hours of one seed of the whole table, by the records, and the ratio; empty where a training has none."""
     frame = per_run(load(ROOT / "results"))
     last = [TRAININGS[name][-1] for name in select([])]
     if not len(frame) or set(last) - set(frame.row):
         return {}
-    hours = frame[frame.row.isin(last)].groupby("row").training_hours.mean().sum()
-    return {"recorded_hours": float(hours)}
+    hours = float(frame[frame.row.isin(last)].groupby("row").training_hours.mean().sum())
+    return {"recorded_hours": hours, "ratio": statistics.mean(t["straightforward_hours"] for t in tables) / hours}
 
 
 def main() -> None:
@@ -501,9 +501,9 @@ def main() -> None:
         numbers["true_error"] = true_error(bench, args.error_images)
         if args.scaling:
             numbers["scaling"] = scaling(bench)
-    if recorded := measured_hours():
+    if args.epochs and (recorded := measured_hours(e["table"] for e in numbers["epochs"].values())):
         show()
-        show(f"by the records' CPU times, one seed took {recorded['recorded_hours']:.1f} h")
+        show("by the records' CPU times, one seed took {recorded_hours:.1f} h, ratio {ratio:.1f}".format(**recorded))
         numbers["recorded"] = recorded
     if args.json:
         save(args.json, numbers, keep=["forward"])
