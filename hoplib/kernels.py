@@ -75,25 +75,31 @@ def compiled(loop: Loop) -> Loop:
 
 
 @compiled
-def residual(g: Array, before: Array, r: Array) -> None:
-    """r = ‖g − before‖/‖g‖: 0 where both vanish, NaN where ‖g‖ overflows."""
-    tiny = np.finfo(g.dtype).tiny
-    for i in range(len(g)):
-        a, b = g[i], before[i]
-        gg = dd = g.dtype.type(0)
-        for j in range(len(a)):
-            gg += a[j] * a[j]
-            dd += (a[j] - b[j]) * (a[j] - b[j])
-        r[i] = np.sqrt(dd) / max(np.sqrt(gg), tiny) + 0 * gg
+def _residual(a: Array, b: Array) -> Any:
+    """‖a − b‖/‖a‖ of one sample: 0 where both vanish, NaN where ‖a‖ overflows."""
+    aa = dd = a.dtype.type(0)
+    for j in range(len(a)):
+        aa += a[j] * a[j]
+        dd += (a[j] - b[j]) * (a[j] - b[j])
+    return np.sqrt(dd) / max(np.sqrt(aa), np.finfo(a.dtype).tiny) + 0 * aa
 
 
 @compiled
-def judge(g: Array, before: Array, running: Array, tol: float, r: Array, ended: Array) -> bool:
-    """r; which of the running samples have ended, below tol or not finite; and whether any has."""
-    residual(g, before, r)
-    some, limit = False, r.dtype.type(tol)  # rounded, as torch does when it compares
+def judge(
+    g: Array, before: Array, z: Array, running: Array, tol: float, chance: float, r: Array, error: Array, ended: Array
+) -> bool:
+    """r = ‖g − before‖/‖g‖; which of the running samples have ended, below tol or not finite; and whether any has.
+
+    A sample that is below tol, but with ‖g − z‖/‖g‖ above `chance`, has not; `error` is then this, and r elsewhere.
+    """
+    some, limit, most = False, r.dtype.type(tol), r.dtype.type(chance)  # rounded, as torch does when it compares
     for i in range(len(r)):
+        r[i] = error[i] = _residual(g[i], before[i])
         ended[i] = running[i] and not limit <= r[i] < np.inf
+        if ended[i] and r[i] < limit and most < np.inf:
+            away = _residual(g[i], z[i])
+            if away > most:
+                error[i], ended[i] = away, False
         some |= ended[i]
     return some
 

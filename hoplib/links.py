@@ -106,8 +106,9 @@ def multiply(a: Tensor, b: Tensor, h: Tensor | None = None, out: Tensor | None =
 
 
 def suits_onednn(a: Tensor, b: Tensor) -> bool:
-    """Whether a b is a product for oneDNN: a large one of float32 on a processor where that is the faster library."""
-    large = a.shape[0] * b.shape[0] * b.shape[1] >= ENOUGH and a.dtype == torch.float32 and a.device.type == "cpu"
+    """Whether a b is a product for oneDNN: large, not narrow, of float32, on a processor where that is faster."""
+    n, m = b.shape
+    large = n >= NARROW <= m and a.shape[0] * n * m >= ENOUGH and a.dtype == torch.float32 and a.is_cpu
     return large and not torch.is_grad_enabled() and onednn()
 
 

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import ClassVar, Protocol
+from typing import ClassVar, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -37,6 +37,15 @@ class FixedPointMap(Protocol):
     def restrict(self, keep: Tensor) -> FixedPointMap: ...
 
 
+class Verdict(NamedTuple):
+    """On the newest map values of a batch."""
+
+    residual: Tensor
+    error: Tensor  # the residual; of a sample that has met the criterion by chance, the error in z = f(z)
+    ended: Tensor  # which of the running samples have converged, or are no longer finite
+    some: bool  # may there be any?
+
+
 class Values:
     """The map values of the last iterations, G (depth, batch, n), a ring in which the map leaves the newest itself.
 
@@ -48,30 +57,45 @@ class Values:
         self.k = -1  # the iteration that the newest value is of
         self.depth = max(3, depth)  # the loop looks back on two
         self.G = z.new_empty(self.depth, *z.shape)
+        self.ring = self.G.unbind()  # cut up once, not at every look
         self.compiled = kernels.fit(z)
 
     def __getitem__(self, back: int) -> Tensor:
         """The map value of so many iterations ago."""
-        return self.G[(self.k - back) % self.depth]
+        return self.ring[(self.k - back) % self.depth]
 
     def evaluate(self, f: FixedPointMap, z: Tensor) -> Tensor:
         """g = f(z), kept."""
         self.k += 1
         return f(z, out=self[0])
 
-    def judge(self, running: Tensor, tol: float) -> tuple[Tensor, Tensor, bool]:
-        """The residual of each sample, which of the running ones have ended with it, and whether there may be any."""
+    def judge(self, running: Tensor, tol: float, z: Tensor | None = None) -> Verdict:
+        """How far the newest map values are from those before, and who has ended with that.
+
+        Given z, of which they are the map values, a sample whose value is near the one before, but not near z, has met
+        the criterion by chance and has not ended.
+        """
+        g, before = self[0], self[1]
+        chance = math.inf if z is None else CHANCE * tol
         if self.compiled:
-            r, ended = self.G.new_empty(len(running)), torch.empty_like(running)
-            g, before, going = (t.detach().numpy() for t in (self[0], self[1], running))
-            return r, ended, kernels.judge(g, before, going, float(tol), r.numpy(), ended.numpy())
-        r = residual(self[0], self[1])
+            r, error, ended = g.new_empty(len(g)), g.new_empty(len(g)), torch.empty_like(running)
+            g_, before_, z_, running_ = (t.detach().numpy() for t in (g, before, g if z is None else z, running))
+            r_, error_, ended_ = (t.numpy() for t in (r, error, ended))
+            some = kernels.judge(g_, before_, z_, running_, float(tol), chance, r_, error_, ended_)
+            return Verdict(r, error, ended, some)
+        r = residual(g, before)
         ended = running & ((r >= tol) & (r < math.inf)).logical_not_()
-        return r, ended, kernels.waits(r) or bool(ended.any())
+        some, error = kernels.waits(r) or bool(ended.any()), r
+        if some and z is not None:
+            away = residual(g, z)
+            by_chance = ended & (r < tol) & (away > chance)
+            error, ended = torch.where(by_chance, away, r), ended & ~by_chance
+        return Verdict(r, error, ended, some)
 
     def restrict(self, keep: Tensor) -> None:
         """Forget all samples but `keep`."""
         self.G = self.G.index_select(1, keep)
+        self.ring = self.G.unbind()
 
 
 class Steps(Protocol):
@@ -433,16 +457,13 @@ class Account:
         self.evaluations += self.rows.shape[0]
         if values.k == 0:
             return None
-        r, ended, some = values.judge(self.running, self.tol)
-        self.residual = r
+        at = z if self.early_stop and self.mixes else None
+        r, self.residual, ended, some = values.judge(self.running, self.tol, at)
         if self.residuals is not None:
             self.residuals[values.k - 1, self.rows] = torch.where(self.running, r, math.nan) if self.early_stop else r
         if not some:
             return None
         hit = ended & (r < self.tol)
-        if self.early_stop and self.mixes:
-            chance, self.residual = self.by_chance(hit, r, values[0], z)
-            hit, ended = hit & ~chance, ended & ~chance
         self.part["iterations"].masked_fill_(hit, values.k - 1)
         self.part["status"].masked_fill_(ended, Status.NOT_FINITE).masked_fill_(hit, Status.CONVERGED)
         self.running &= ~ended
@@ -453,19 +474,6 @@ class Account:
             return None
         self.look *= 2 if self.waits else 1
         return self.shrink()
-
-    def by_chance(self, hit: Tensor, r: Tensor, g: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
-        """Which of these samples are no fixed points: g = f(z) is near the map value before it, but not near z.
-
-        And all residuals r, with theirs those in z = f(z): after the last iteration they must not look converged.
-        """
-        if self.waits:
-            error = residual(g, z)
-        else:
-            i = hit.nonzero().flatten()
-            error = r.index_copy(0, i, residual(g[i], z[i]))
-        chance = hit & (error > CHANCE * self.tol)
-        return chance, torch.where(chance, error, r)
 
     def settle(self, which: Tensor, g: Tensor) -> None:
         """The answers of these samples are their newest map values."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence, Set
+from contextlib import nullcontext
 from copy import copy
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
@@ -44,6 +45,8 @@ class Block:
         self.slices = {l: slice(a, b) for l, (a, b) in zip(self.members, pairwise(ends), strict=True)}
 
     def views(self, z: Tensor) -> dict[int, Tensor]:
+        if len(self.members) == 1:
+            return {self.members[0]: z}
         return {l: z[:, part] for l, part in self.slices.items()}
 
     def gather(self, parts: Mapping[int, Tensor], like: Tensor) -> Tensor:
@@ -94,8 +97,8 @@ class Sweep:
 
     z (batch, size) holds the blocks, the last one first. If there are two and a block forgets where it was (a HAM's
     without relaxation), the first block follows from the second and is left out of z: Eq. (9) for s_even alone.
-    Called with `out` (under `torch.no_grad`), a sweep writes there and allocates next to nothing; called without, it
-    can be differentiated by autograd.
+    Called with `out` (under `torch.no_grad` and without autocast), a sweep writes there and allocates next to nothing;
+    called without, it can be differentiated by autograd.
     """
 
     def __init__(
@@ -173,7 +176,7 @@ class Sweep:
         """h of block k: the drive (unless not `driven`), plus every link's product with the activations r."""
         views = None if out is None else self.blocks[k].views(out)
         fields: list[Tensor] = []
-        with checks.full_precision(self.like):
+        with checks.full_precision(self.like) if out is None else nullcontext():
             for l in self.blocks[k].members:
                 h, target, silent = self.drive.get(l) if driven else None, None if views is None else views[l], True
                 for j, product in self.incoming[l]:

@@ -19,7 +19,7 @@ pytestmark = [
 ]
 
 ROUTES = ("torch", "compiled", "interpreted")
-LOOPS = ("residual", "judge", "weights", "anderson", "sigma", "_rho", "_local", "_settle")
+LOOPS = ("_residual", "judge", "weights", "anderson", "sigma", "_rho", "_local", "_settle")
 OPTIONS = {
     "default": hop.Anderson(),
     "no memory": hop.Anderson(m=1),
@@ -120,23 +120,41 @@ def test_a_sample_is_judged_alike_at_every_scale(dtype):
     running = torch.tensor([True] * 6 + [False] * 2)
     tol = float(hop.residual(given[-1], given[-2])[5]) * 1.01
     found = by_each_route(lambda: feed(hop.Picard(), given)[1].judge(running, tol))
-    r, ended, _ = found["torch"]
+    r, _, ended, _ = found["torch"]
     assert ended[[1, 2, 3, 5]].all()
     assert not ended[running.logical_not()].any()
-    for r_, ended_, some in found.values():
-        torch.testing.assert_close(r_, r, rtol=1e-5, atol=0, equal_nan=True)
-        assert torch.equal(ended_, ended)
-        assert some
+    for verdict in found.values():
+        torch.testing.assert_close(verdict.residual, r, rtol=1e-5, atol=0, equal_nan=True)
+        torch.testing.assert_close(verdict.error, verdict.residual, rtol=0, atol=0, equal_nan=True)
+        assert torch.equal(verdict.ended, ended)
+        assert verdict.some
     nobody = by_each_route(lambda: feed(hop.Picard(), given)[1].judge(running & False, tol))
-    assert [some for _, _, some in nobody.values()] == [False] * 3
+    assert [verdict.some for verdict in nobody.values()] == [False] * 3
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_who_is_near_the_value_before_but_not_near_z_has_not_ended(dtype):
+    given = values(3, batch=6, dtype=dtype)
+    given[-1][:4] = given[-2][:4] * (1 + 1e-7)  # the criterion is met
+    given[-1][3] = torch.nan
+    z = given[-1].clone()
+    z[0] *= 1 + 9e-4  # within ten times the criterion
+    z[1] *= 1 + 2e-3  # beyond: by chance
+    running = torch.tensor([True] * 5 + [False])
+    found = by_each_route(lambda: feed(hop.Picard(), given)[1].judge(running, 1e-4, z))
+    for verdict in found.values():
+        assert verdict.ended.tolist() == [True, False, True, True, False, False]
+        assert verdict.error[1].item() == pytest.approx(2e-3, rel=1e-3)
+        others = [0, 2, 3, 4, 5]
+        assert torch.equal(verdict.error[others].nan_to_num(9), verdict.residual[others].nan_to_num(9))
 
 
 def test_a_residual_that_is_the_rounded_tolerance_is_not_below_it():
     given = values(2, batch=1, dtype=torch.float32)
-    for r, _, _ in by_each_route(lambda: feed(hop.Picard(), given)[1].judge(torch.ones(1).bool(), 0.0)).values():
+    for r, *_ in by_each_route(lambda: feed(hop.Picard(), given)[1].judge(torch.ones(1).bool(), 0.0)).values():
         for tol, below in ((r.item() * (1 + 1e-9), False), (r.item() * (1 + 1e-6), True)):
             found = by_each_route(lambda tol=tol: feed(hop.Picard(), given)[1].judge(torch.ones(1).bool(), tol))
-            assert {bool(ended) for r_, ended, _ in found.values() if r_ == r} == {below}
+            assert {bool(v.ended) for v in found.values() if v.residual == r} == {below}
 
 
 @pytest.mark.parametrize("n", [1, 2, 5])
