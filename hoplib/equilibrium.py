@@ -192,7 +192,7 @@ class _Implicit(torch.autograd.Function):
         *parameters: Tensor,
     ) -> Tensor:
         state = f.join(z_star)
-        ctx.how, ctx.f, ctx.ways = how, f, ways
+        ctx.how, ctx.f, ctx.ways, ctx.rho = how, f, ways, f.net.rho
         ctx.save_for_backward(x, z_star, state, residual, *parameters)  # a weight that changes meanwhile is an error
         return state.clone() if state is z_star else state
 
@@ -201,6 +201,8 @@ class _Implicit(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         checks.ordinary(grad)
         x, z_star, state, residual, *parameters = ctx.saved_tensors
+        if ctx.f.net.rho is not ctx.rho:
+            raise RuntimeError("the network's activation has been replaced since the solve: solve again")
         with torch.no_grad(), checks.full_precision(x):
             turns = ctx.how.turns(ctx.f, z_star, state, residual, grad)
             found = _pullback(ctx.f.net, parameters, turns, x, ctx.needs_input_grad[5])

@@ -389,3 +389,12 @@ def test_a_weight_that_changes_before_the_gradient_is_an_error(backward):
         net.W[1].mul_(1.5)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         sol.output.sum().backward()
+
+
+@pytest.mark.parametrize("backward", [hop.Adjoint(), hop.RecurrentBackprop()])
+def test_an_activation_that_is_replaced_before_the_gradient_is_an_error(backward):
+    net, x = tiny(hop.HAM, [7, 6, 5], scale=0.5)
+    sol = hop.solve(net, x, backward=backward)
+    net.rho = hop.Tanh()
+    with pytest.raises(RuntimeError, match="activation has been replaced"):
+        sol.output.sum().backward()

@@ -142,6 +142,7 @@ def test_options(options, error, message):
         (lambda: configure("3-HAM", train_images=32), "train_images must be an integer from 64 to 60000, not 32"),
         (lambda: configure("3-HAM", batch_size=torch.zeros(0)), "batch_size must be an integer from 1 to 60000"),
         (lambda: configure("3-HAM", layers=[784, 10**11, 10]), "from 1 to 1000000"),
+        (lambda: configure("5-HAM", layers=[784, 10**6, 10**6, 10**6, 10]), "2e.12 weights; at most 1e.09"),
         (lambda: configure("3-HAM", tol="0"), "tol must be a number from 0"),
         (lambda: configure("3-HAM", data=None), "unknown data set None"),
         (lambda: hop.EvenOdd(NET, X, float("nan")), "relaxation must be positive"),

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from fnmatch import fnmatchcase
+from itertools import pairwise
 from typing import Any
 
 from .. import checks
@@ -32,6 +33,7 @@ UNTOUCHED = 3  # the version of the trainings that the last change did not touch
 # 4: a sample that meets the criterion by chance, under Anderson, is no longer taken for an equilibrium. In 7 layers
 #    that gave gradients thousands of times too large, every fifty steps or so. Picard's map values do not come near
 #    each other by chance, and to the letter no sample ends early: those trainings are as in 3.
+MOST_WEIGHTS = 10**9  # of a training, which keeps eight numbers for each: more is a slip of the pen
 SHORT = 1e-6  # where the short way of training stops a sample, far below the criterion of the measurement
 
 
@@ -67,6 +69,10 @@ class Row:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "layers", check_layers(self.layers))
+        if (weights := sum(n * m for n, m in pairwise(self.layers))) > MOST_WEIGHTS:
+            raise ValueError(
+                f"layers={list(self.layers)} make {weights:.0e} weights; at most {MOST_WEIGHTS:.0e} are trained"
+            )
         for name, choices in (("model", MODELS), ("solver", SOLVERS), ("readout", READOUTS)):
             checks.choice(name, getattr(self, name), choices)
         checks.flag("even_odd", self.even_odd)
