@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import glob
 import hashlib
 import io
@@ -11,7 +10,7 @@ import os
 import signal
 import tempfile
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,8 @@ from ..activations import ALL
 from ..links import Dense
 from ..network import ExactCHN, Network, default_device
 from .rows import MODELS
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 class RunError(RuntimeError):
@@ -41,25 +42,6 @@ def imported() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-@contextlib.contextmanager
-def atomic(path: Path) -> Iterator[Path]:
-    """A temporary file that takes the place of `path` when all went well, and is removed otherwise."""
-    part = None
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
-        part.touch()
-        yield part
-        with part.open("rb") as f:
-            os.fsync(f.fileno())
-        os.replace(part, path)
-    except OSError as e:
-        raise RunError(f"cannot write {path}: {e.strerror or e}") from e
-    finally:
-        if part is not None:
-            part.unlink(missing_ok=True)
-
-
 def writable(folder: Path) -> None:
     """Raise an error unless files can be written there."""
     try:
@@ -71,15 +53,27 @@ def writable(folder: Path) -> None:
 
 
 def sweep_up(folder: Path, stem: str) -> None:
-    """Remove the temporary files of runs that were killed: those of `atomic` for names that begin with `stem`."""
+    """Remove the temporary files of runs that were killed: those of `write` for names that begin with `stem`."""
     for part in folder.glob(f".{glob.escape(stem)}[.-]*"):
         part.unlink(missing_ok=True)
 
 
 def write(path: Path, content: bytes | Mapping[str, Any]) -> None:
-    """Put bytes, or plain data as JSON, in a file, atomically."""
-    with atomic(path) as part:
-        part.write_bytes(content if isinstance(content, bytes) else (json.dumps(content, indent=1) + "\n").encode())
+    """Put bytes, or plain data as JSON, in a file: a temporary one that takes its place when all went well."""
+    content = content if isinstance(content, bytes) else (json.dumps(content, indent=1) + "\n").encode()
+    part = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with part.open("wb") as f:
+                f.write(content)
+                f.flush()
+                os.fsync(f.fileno())
+            os.replace(part, path)
+        finally:
+            part.unlink(missing_ok=True)
+    except OSError as e:
+        raise RunError(f"cannot write {path}: {e.strerror or e}") from e
 
 
 def pack(arrays: Mapping[str, Any]) -> bytes:

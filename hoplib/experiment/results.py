@@ -23,14 +23,12 @@ import torch
 
 from ..network import Network
 from .config import configure
-from .files import load_network, save_network, write
+from .files import ROOT, load_network, save_network, write
 from .measure import WAYS, Arrays
 from .records import read_record, record_path, why_not
-from .rows import EVERY, ROWS, Row
+from .rows import EVERY, ROWS, SEEDS, Row
 from .settling import sentence, settled, ways
 
-ROOT = Path(__file__).resolve().parents[2]
-SEEDS = (0, 1, 2, 3, 4)
 MEASURED = {"iterations_mean": 1, "test_accuracy": 100, "not_converged": 100, "false_convergence": 100}  # × for people
 COMMITTED = ("3-HAM-EO", "5-HAM-EO", "7-HAM-EO", "3-CHN-EO")  # the networks that others start from
 
