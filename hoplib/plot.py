@@ -100,13 +100,11 @@ def matrix(ax: Axes, M: Tensor, edges: tuple[list[int], list[int]], title: str =
     return ax
 
 
-def residuals(
-    ax: Axes, counts: np.ndarray, criteria: Mapping[float, float], tol: float = 1e-4, images: int | None = None
-) -> QuadMesh:
+def residuals(ax: Axes, counts: np.ndarray, criteria: Mapping[float, float], images: int | None = None) -> QuadMesh:
     """Figures 3–4 of the paper: what share of the images has which residual, iteration by iteration.
 
     counts: (iterations, bins) over log10 residuals from −8 to 0, of so many images (by default, those of the first
-    iteration). criteria: residual → mean iterations to reach it (cyan), with a ring at the criterion `tol` (dashed).
+    iteration). criteria: residual → mean iterations to reach it (cyan), with a ring at the paper's criterion (dashed).
     Returns the coloured mesh, for a colour bar.
     """
     n, bins = counts.shape
@@ -115,6 +113,7 @@ def residuals(
     mesh = ax.pcolormesh(x, y, share, norm=SHARES, cmap="magma_r", rasterized=True)
     ax.set_facecolor(mesh.get_cmap()(0.0))
     outline = [Stroke(linewidth=3, foreground="black", alpha=0.6), Normal()]  # seen on light and on dark
+    tol = 1e-4
     ax.axhline(tol, color="black", linewidth=1.2)
     ax.axhline(tol, color="white", linestyle="--", linewidth=1.2)
     ax.plot(list(criteria.values()), list(criteria), color="cyan", linewidth=1.5, path_effects=outline)

@@ -310,10 +310,10 @@ def between(text: str, name: str, content: str) -> str:
     return filled
 
 
-def rendered(runs: list[Run], data: str = "mnist") -> dict[str, str]:
+def rendered(runs: list[Run]) -> dict[str, str]:
     """The text of every table file, by name."""
     found = table(runs)
-    people = shown(found, data)
+    people = shown(found, "mnist")
     return {
         "table.csv": found.to_csv(float_format="%.6g", lineterminator="\n"),
         "table.md": markdown(people),
