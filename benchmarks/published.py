@@ -21,9 +21,8 @@ from tqdm import tqdm
 
 import hoplib as hop
 from hoplib.experiment.config import configure
-from hoplib.experiment.files import write
+from hoplib.experiment.files import ROOT, write
 from hoplib.experiment.measure import LOOK, look
-from hoplib.experiment.results import ROOT
 from hoplib.experiment.rows import SHORT
 from hoplib.experiment.run import can_compile
 from hoplib.experiment.train import Training
