@@ -207,18 +207,14 @@ def beyond(runs: list[Run]) -> pd.DataFrame:
 
     A CHN through ς⁻¹ stands beside the paper's CHN, where that has its depth.
     """
-    frame = per_run(runs)
-    if not len(frame):
-        return frame
-    means = frame.groupby("row")[["iterations_mean", "test_accuracy"]].mean()
-    ways = {"synchronous": "", "even-odd": "-EO", "even-odd, Anderson": "-EO-DEQ"}
-    lines = {}
-    for name in (n for n, row in EVERY.items() if row.solver == "over-relaxed" and n in means.index):
-        paper = name.removesuffix("-OR").replace("Exact", "")
-        line = {way: means.iterations_mean.get(paper + suffix, float("nan")) for way, suffix in ways.items()}
-        line |= {"over-relaxed": means.iterations_mean[name], "accuracy %": 100 * means.test_accuracy[name]}
-        line["even-odd's accuracy %"] = 100 * means.test_accuracy.get(f"{paper}-EO", float("nan"))
-        lines[name] = {"seeds": (frame.row == name).sum(), **line}
+    found, lines = table(runs), {}
+    for name in (n for n in found.index if EVERY[n].solver == "over-relaxed"):
+        plain = name.removesuffix("-OR").replace("Exact", "")
+        names = {"synchronous": plain, "even-odd": f"{plain}-EO", "even-odd, Anderson": f"{plain}-EO-DEQ"}
+        line = {way: found.iterations_mean.get(other, float("nan")) for way, other in names.items()}
+        line |= {"over-relaxed": found.iterations_mean[name], "accuracy %": found.test_accuracy[name]}
+        line["even-odd's accuracy %"] = found.test_accuracy.get(f"{plain}-EO", float("nan"))
+        lines[name] = {"seeds": found.records[name], **line}
     return pd.DataFrame(lines).T.rename_axis("row")
 
 
