@@ -97,13 +97,10 @@ def read_checkpoint(path: Path, device: torch.device) -> dict[str, Any] | None:
     """What was saved, or None if the file is not exactly as it was written. Runs no code."""
     try:
         content = path.read_bytes()
-    except OSError:  # a folder, say
-        return None
-    if hashlib.sha256(content[32:]).digest() != content[:32]:
-        return None
-    try:
+        if hashlib.sha256(content[32:]).digest() != content[:32]:
+            return None
         state = torch.load(io.BytesIO(content[32:]), map_location=device, weights_only=True)
-    except Exception:  # whatever a foreign file makes the reader raise
+    except Exception:  # it is a folder, say, or whatever a foreign file makes the reader raise
         return None
     return state if isinstance(state, dict) else None
 

@@ -45,10 +45,8 @@ class NotebookError(RuntimeError):
 
 def defaults(notebook: Path) -> dict[str, Any]:
     """The names and values of the notebook's `parameters` cell, which holds literals only. Runs nothing."""
-    cells = nbformat.reads(notebook.read_text("utf-8"), as_version=4).cells  # type: ignore[no-untyped-call]
-    source = next((c.source for c in cells if "parameters" in c.metadata.get("tags", [])), "")
-    assignments = [a for a in ast.parse(source).body if isinstance(a, ast.Assign)]
-    return {a.targets[0].id: ast.literal_eval(a.value) for a in assignments if isinstance(a.targets[0], ast.Name)}
+    listed = papermill.inspect_notebook(_literal(notebook))
+    return {name: ast.literal_eval(parameter["default"]) for name, parameter in listed.items()}
 
 
 def check_parameters(notebook: Path, parameters: Mapping[str, Any]) -> None:
