@@ -49,8 +49,8 @@ class Config:
 
     def settings(self) -> dict[str, Any]:
         """As plain data, with all that the paper's protocol fixes by the row."""
-        values = {**self.row.settings(), **asdict(replace(self, row=self.row))}
-        values.pop("row")
+        values = {**self.row.settings(), **asdict(self)}
+        del values["row"]
         return json.loads(json.dumps({**values, "schedule": EPOCHS, "numerics": self.numerics}))  # type: ignore[no-any-return]
 
     @property

@@ -31,11 +31,6 @@ class RunError(RuntimeError):
     """A run cannot go on; the message names the problem and the way out."""
 
 
-def interrupted() -> int:
-    """The exit status after Ctrl-C. Make got it too, ends with it by itself, and would add a line to any but 0."""
-    return 0 if "MAKELEVEL" in os.environ else 130
-
-
 def imported() -> None:
     """From here on Ctrl-C is an exception. While a program is imported it just ends it (Makefile, site/assemble.py)."""
     if signal.getsignal(signal.SIGINT) == signal.SIG_DFL:

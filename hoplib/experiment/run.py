@@ -58,7 +58,7 @@ def keep(training: Training, path: Path) -> None:
 
 def record(training: Training, name: str, numbers: dict[str, Any], seconds: dict[str, Any]) -> dict[str, Any]:
     """What is known of a run: its numbers, its history, its configuration, and where and how long it ran."""
-    config, history = training.config, training.history
+    config, history, device = training.config, training.history, training.device
     return {
         "row": name,
         "seed": config.seed,
@@ -73,7 +73,7 @@ def record(training: Training, name: str, numbers: dict[str, Any], seconds: dict
         "history": history,
         "config": config.settings(),
         "versions": versions(),
-        "device": device_name(training.device),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         "fused": training.fused,
         "threads": torch.get_num_threads(),
     }
@@ -84,10 +84,6 @@ def versions() -> dict[str, str]:
 
     found = {"hoplib": __version__, "torch": torch.__version__, "python": platform.python_version()}
     return {**found, **kernels.versions(), "products": "oneDNN" if onednn() else "torch"}
-
-
-def device_name(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
 
 
 def can_compile() -> bool:
