@@ -123,15 +123,9 @@ def load_network(path: Path, device: torch.device | str | None = None) -> Networ
     try:
         with safe_open(path, framework="pt") as f:
             kind = {k: json.loads(v) for k, v in (f.metadata() or {}).items()}
-            state = {_key(k): f.get_tensor(k).float() for k in f.keys()}  # noqa: SIM118 (no mapping)
+            state = {k: f.get_tensor(k).float() for k in f.keys()}  # noqa: SIM118 (no mapping)
         net = MODELS[kind["model"]](kind["layers"], rho=kind["rho"], device=device or default_device())
         net.load_state_dict(state)
     except (OSError, SafetensorError, KeyError, ValueError, TypeError, RuntimeError) as e:
         raise RunError(f"{path} holds no network that can be read: {e}") from e
     return net
-
-
-def _key(name: str) -> str:
-    """Where a parameter is now: files of version 0.1 call the weights W.0, W.1, …"""
-    kind, _, number = name.partition(".")
-    return f"links.{number}.W" if kind == "W" else name
