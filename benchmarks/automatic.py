@@ -10,7 +10,6 @@ of their CPU times is the median over the rounds. At a batch of 1 a round solves
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,8 +22,7 @@ from tqdm import tqdm
 from weights import WEIGHTS
 
 import hoplib as hop
-from hoplib.experiment.files import load_network
-from hoplib.experiment.results import ROOT
+from hoplib.experiment.files import ROOT, load_network, write
 from hoplib.experiment.run import versions
 from hoplib.paper import LAYERS
 
@@ -96,7 +94,7 @@ def main() -> None:
                 f"{name:12}{state:10}{size:5}  iterations {line['iterations_plain']:6.1f} → "
                 f"{line['iterations_automatic']:6.1f}  time × {line['time_ratio']:.2f} ({line['rounds']} rounds)"
             )
-    args.json.write_text(json.dumps({**versions(), **WORK, "lines": lines}, indent=1) + "\n")
+    write(args.json, {**versions(), **WORK, "lines": lines})
 
 
 if __name__ == "__main__":

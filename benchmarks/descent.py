@@ -22,7 +22,7 @@ from tqdm import trange
 
 import hoplib as hop
 from hoplib import teaching
-from hoplib.experiment.results import ROOT
+from hoplib.experiment.files import ROOT, write
 from hoplib.experiment.run import versions
 
 SAMPLES, HALF_STEPS = 16, 24
@@ -86,7 +86,7 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     found = measure(args.networks)
-    args.json.write_text(json.dumps(found, indent=1) + "\n")
+    write(args.json, found)
     print(json.dumps(found, indent=1))
 
 

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 import hoplib as hop
+from hoplib.experiment.files import write
 from hoplib.paper import LAYERS
 
 ITERATIONS = 20
@@ -92,7 +93,7 @@ def medians(times: dict[str, list[float]]) -> dict[str, float]:
 def save(path: Path, numbers: Mapping[str, Any], keep: Iterable[str]) -> None:
     """Write the numbers as JSON; of those that were there before, only the kept names stay."""
     before = json.loads(path.read_text()) if path.exists() else {}
-    path.write_text(json.dumps({**{k: before[k] for k in keep if k in before}, **numbers}, indent=1) + "\n")
+    write(path, {**{k: before[k] for k in keep if k in before}, **numbers})
 
 
 @torch.no_grad()

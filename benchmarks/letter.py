@@ -22,9 +22,8 @@ from weights import find
 
 import hoplib as hop
 from hoplib.experiment.config import configure
-from hoplib.experiment.files import load_network
+from hoplib.experiment.files import ROOT, load_network, write
 from hoplib.experiment.measure import readout
-from hoplib.experiment.results import ROOT
 from hoplib.experiment.rows import BEYOND, SHORT, select
 from hoplib.experiment.train import Training, equilibrium
 
@@ -88,7 +87,7 @@ def main() -> None:
     names = [n for n in select(args.rows) if n not in BEYOND]  # the paper has no letter for those
     for name in tqdm(names, desc="trainings"):
         known[name] = measure(name, args.steps, args.every, data)
-        args.output.write_text(json.dumps(known, indent=1) + "\n")
+        write(args.output, known)
         tqdm.write(f"{name}: {known[name]}")
 
 

@@ -15,7 +15,6 @@ import argparse
 import copy
 import importlib
 import importlib.util
-import json
 import math
 from bisect import bisect_left
 from collections.abc import Callable
@@ -27,8 +26,7 @@ from forward import compare, medians
 from torch import Tensor
 
 import hoplib as hop
-from hoplib.experiment.files import load_network
-from hoplib.experiment.results import ROOT
+from hoplib.experiment.files import ROOT, load_network, write
 from hoplib.experiment.run import versions
 
 ERROR, SHARE = 1e-4, 0.95
@@ -135,7 +133,7 @@ def main() -> None:
             name: {"tolerance": tolerances[name], "seconds": times[name], "evaluations": work[name]} for name in runs
         }
     if args.json:
-        args.json.write_text(json.dumps(numbers, indent=1) + "\n")
+        write(args.json, numbers)
 
 
 if __name__ == "__main__":

@@ -20,26 +20,17 @@ import torch
 from tqdm import tqdm
 
 import hoplib as hop
-from hoplib import paper
 from hoplib.experiment.config import configure
-from hoplib.experiment.files import write
+from hoplib.experiment.files import ROOT, write
 from hoplib.experiment.measure import LOOK, look
-from hoplib.experiment.results import ROOT
 from hoplib.experiment.rows import SHORT
 from hoplib.experiment.run import can_compile
 from hoplib.experiment.train import Training
+from hoplib.teaching import thresholds
 
 TRAININGS = ["3-CHN-EO", "3-CHN-EO-published", "3-CHN-EO-DEQ", "3-CHN-EO-DEQ-published"]
 WAYS = {"short": SHORT, "to the letter": 0.0}
 LONG = 100  # a gradient is about 1 long
-
-
-def threshold(rho: hop.Activation) -> float:
-    """The least field h > 0 at which a neuron's rest s = ρ'(s) h no longer attracts the paper's damped local steps."""
-    s = torch.linspace(0.01, 3, 100_001, dtype=torch.float64)
-    slope, curvature = rho.drho(s), rho.d2rho(s)
-    h, w = s / slope, paper.DAMPING
-    return float(h[1 - w + w * curvature * h < -1].min())
 
 
 @torch.no_grad()
@@ -56,7 +47,7 @@ def first_epoch(name: str, seed: int, steps: int, data: hop.Data, tol: float) ->
     for x, y in islice(data.train.batches(config.batch_size, generator=training.generator), steps):
         training.step(x, y)
         lengths.append(math.hypot(*(float(p.grad.norm()) for p in training.net.parameters() if p.grad is not None)))
-    fields, limit = output_fields(training.net, data.test.x[:LOOK]), threshold(training.net.rho)
+    fields, limit = output_fields(training.net, data.test.x[:LOOK]), thresholds(training.net.rho)[1]
     return {
         "steps": len(lengths),
         "longest gradient": max(lengths),
@@ -80,7 +71,7 @@ def main() -> None:
     for name, seed, way in tqdm(asked, desc="first epochs"):
         numbers = first_epoch(name, seed, args.steps, data, WAYS[way])
         found.append({"training": name, "seed": seed, "way": way, **numbers})
-        write(args.output, {"threshold": threshold(hop.ShiftedSigmoid()), "long": LONG, "runs": found})
+        write(args.output, {"threshold": thresholds(hop.ShiftedSigmoid())[1], "long": LONG, "runs": found})
         tqdm.write(str(found[-1]))
 
 

@@ -67,9 +67,12 @@ class Activation:
         return s / self.drho(s)
 
     def dvarsigma_inv(self, s: Tensor) -> Tensor:
-        """dς⁻¹/dh at h = ς(s): ρ'/(1 − s ρ''/ρ'), from ς' = (1 − s ρ''/ρ')/ρ'."""
-        drho = self.drho(s)
-        return drho / (1 - s * self.dlog_drho(s))
+        """dς⁻¹/dh at h = ς(s): ρ'/χ."""
+        return self.drho(s) / self.chi(s)
+
+    def chi(self, s: Tensor) -> Tensor:
+        """χ(s) = 1 − s ρ''/ρ', with which ς' = χ/ρ'."""
+        return 1 - s * self.dlog_drho(s)
 
     def dlog_drho(self, s: Tensor) -> Tensor:
         """(log ρ')' = ρ''/ρ', written so that it does not become 0/0 where ρ saturates."""
@@ -100,7 +103,7 @@ class Activation:
         """ς⁻¹ on a grid of t = ±log(1 + |h|) that spans the numbers of the dtype, and the grid points per unit of t.
 
         Newton on asinh ς(s) = asinh h, which is nearly linear on both tails, with the derivative
-        (1 − s ρ''/ρ')/√(s² + ρ'²). In float64, once.
+        χ/√(s² + ρ'²). In float64, once.
         """
         half = 1 << (13 if dtype == torch.float32 else 16)
         end = math.log(torch.finfo(dtype).max) + 1e-3
@@ -109,8 +112,7 @@ class Activation:
         target = torch.where(a > 20, a + math.log(2), torch.asinh(torch.expm1(a.clamp_max(20)))).copysign(t)
         s = 0.22 * target
         for _ in range(16):
-            slope = (1 - s * self.dlog_drho(s)) / torch.hypot(s, self.drho(s))
-            s = s - (self._asinh_varsigma(s) - target) / slope
+            s = s - (self._asinh_varsigma(s) - target) / (self.chi(s) / torch.hypot(s, self.drho(s)))
         return s.to(device, dtype), half / end
 
     def __repr__(self) -> str:
@@ -218,37 +220,27 @@ class ReLU(Activation):
     """ρ(s) = max(s, 0), extended by ρ'(0) = 1 (the paper's example after Theorem 2)."""
 
     name = "relu"
+    top = math.inf
 
     def rho(self, s: Tensor, out: Tensor | None = None) -> Tensor:
-        return torch.clamp(s, min=0, out=out)
+        return torch.clamp(s, min=0, max=self.top, out=out)
 
     def drho(self, s: Tensor) -> Tensor:
-        return (s >= 0).to(s.dtype)
+        return ((s >= 0) & (s <= self.top)).to(s.dtype)
 
     def d2rho(self, s: Tensor) -> Tensor:
         return torch.zeros_like(s)
 
     def lagrangian(self, s: Tensor) -> Tensor:
-        return s.clamp(min=0).square() / 2
+        r = self.rho(s)
+        return r * (s - r / 2)
 
 
-class HardSigmoid(Activation):
+class HardSigmoid(ReLU):
     """ρ(s) = min(max(s, 0), 1), with ρ' = 1 on the closed interval [0, 1]."""
 
     name = "hard-sigmoid"
-
-    def rho(self, s: Tensor, out: Tensor | None = None) -> Tensor:
-        return torch.clamp(s, min=0, max=1, out=out)
-
-    def drho(self, s: Tensor) -> Tensor:
-        return ((s >= 0) & (s <= 1)).to(s.dtype)
-
-    def d2rho(self, s: Tensor) -> Tensor:
-        return torch.zeros_like(s)
-
-    def lagrangian(self, s: Tensor) -> Tensor:
-        r = s.clamp(0, 1)
-        return r * s - r.square() / 2
+    top = 1.0
 
 
 GRID = (64, 128)  # of ρ∘ς⁻¹ for the compiled loop: fields up to this size, points per unit
@@ -270,7 +262,7 @@ class Effective(Activation):
         self.name = f"effective {self.base.name}"
         with torch.inference_mode(False), torch.enable_grad():
             s = torch.linspace(-20, 20, 400_001, dtype=torch.float64, device="cpu", requires_grad=True)
-            log_drho = 2 * self.base.log_drho(s) - torch.log(1 - s * self.base.dlog_drho(s))  # at h = ς(s)
+            log_drho = 2 * self.base.log_drho(s) - torch.log(self.base.chi(s))  # at h = ς(s)
             (by_s,) = torch.autograd.grad(log_drho.sum(), s)
         self.kappa = 1.000001 * float((by_s * self.base.dvarsigma_inv(s.detach())).abs().max())
 

@@ -61,7 +61,7 @@ class Source:
     digest: str  # hashlib name, over the raw IDX bytes (`gz=False`) or the gzip file (`gz=True`)
     sums: dict[str, str]  # role → digest
     gz: bool
-    counts: tuple[int, int]  # images in train and test
+    counts: tuple[int, int] = (60_000, 10_000)  # images in train and test
     transposed: bool = False
     url: str = ""
     archive: str = ""  # the folder of the files inside the archive at the url
@@ -84,7 +84,6 @@ MNIST = Source(
         "test labels": "27ae3e4e09519cfbb04c329615203637",
     },
     gz=False,
-    counts=(60_000, 10_000),
 )
 
 EMNIST = Source(
@@ -100,7 +99,6 @@ EMNIST = Source(
         "test images": "b25640fa9e356c618132f5df347c95ef5bae6d9c2596be1de40f7e0ae1c3eac6",
     },
     gz=True,
-    counts=(60_000, 10_000),
     transposed=True,
     url="https://biometrics.nist.gov/cs_links/EMNIST/gzip.zip",
     archive="gzip",

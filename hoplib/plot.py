@@ -100,13 +100,11 @@ def matrix(ax: Axes, M: Tensor, edges: tuple[list[int], list[int]], title: str =
     return ax
 
 
-def residuals(
-    ax: Axes, counts: np.ndarray, criteria: Mapping[float, float], tol: float = 1e-4, images: int | None = None
-) -> QuadMesh:
+def residuals(ax: Axes, counts: np.ndarray, criteria: Mapping[float, float], images: int | None = None) -> QuadMesh:
     """Figures 3–4 of the paper: what share of the images has which residual, iteration by iteration.
 
     counts: (iterations, bins) over log10 residuals from −8 to 0, of so many images (by default, those of the first
-    iteration). criteria: residual → mean iterations to reach it (cyan), with a ring at the criterion `tol` (dashed).
+    iteration). criteria: residual → mean iterations to reach it (cyan), with a ring at the paper's criterion (dashed).
     Returns the coloured mesh, for a colour bar.
     """
     n, bins = counts.shape
@@ -115,6 +113,7 @@ def residuals(
     mesh = ax.pcolormesh(x, y, share, norm=SHARES, cmap="magma_r", rasterized=True)
     ax.set_facecolor(mesh.get_cmap()(0.0))
     outline = [Stroke(linewidth=3, foreground="black", alpha=0.6), Normal()]  # seen on light and on dark
+    tol = 1e-4
     ax.axhline(tol, color="black", linewidth=1.2)
     ax.axhline(tol, color="white", linestyle="--", linewidth=1.2)
     ax.plot(list(criteria.values()), list(criteria), color="cyan", linewidth=1.5, path_effects=outline)
@@ -124,36 +123,26 @@ def residuals(
     return mesh
 
 
-def panels(found: Mapping[str, tuple[np.ndarray, Mapping[float, float], int]]) -> Figure:
-    """Two rows of `residuals`, title → (counts, criteria, images), under one colour scale."""
+def dynamics(runs: Sequence[Run], rows: Sequence[str]) -> Figure | None:
+    """Figure 3 or 4: `residuals` of those rows that have records, over all their seeds; None if there are none."""
+    found = {name: mine for name in rows if (mine := [r for r in runs if r.row == name])}
+    if not found:
+        return None
     columns = -(-len(found) // 2) if len(found) > 4 else len(found)
-    rows = -(-len(found) // columns)
-    size = (2.9 * columns + 1, 2.5 * rows + 0.3)
-    fig, axes = plt.subplots(rows, columns, figsize=size, sharey=True, squeeze=False, layout="constrained")
-    mesh = None
-    for ax, (title, (counts, criteria, images)) in zip(axes.flat, found.items(), strict=False):
-        mesh = residuals(ax, counts, criteria, images=images)
-        ax.set_title(title)
+    lines = -(-len(found) // columns)
+    size = (2.9 * columns + 1, 2.5 * lines + 0.3)
+    fig, axes = plt.subplots(lines, columns, figsize=size, sharey=True, squeeze=False, layout="constrained")
+    for ax, (name, mine) in zip(axes.flat, found.items(), strict=False):
+        counts = np.sum([r.arrays["histogram"].astype(int) for r in mine], 0)
+        criteria = [r.numbers["criteria"] for r in mine]
+        means = {float(c): float(np.mean([numbers[c] for numbers in criteria])) for c in criteria[0]}
+        mesh = residuals(ax, counts, means, images=sum(len(r.arrays["iterations"]) for r in mine))
+        ax.set_title(f"{name}, {len(mine)} seed{'s' if len(mine) > 1 else ''}")
     for i, ax in enumerate(axes.flat):
         ax.set_ylabel("" if i % columns else "relative residual")
         ax.set_visible(i < len(found))
-    if mesh is not None:
-        fig.colorbar(mesh, ax=axes, label="share of the images per bin", shrink=0.8)
+    fig.colorbar(mesh, ax=axes, label="share of the images per bin", shrink=0.8)
     return fig
-
-
-def dynamics(runs: Sequence[Run], rows: Sequence[str]) -> Figure | None:
-    """Figure 3 or 4: the panels of those rows that have records, over all their seeds; None if there are none."""
-    found = {}
-    for name in rows:
-        mine = [r for r in runs if r.row == name]
-        if mine:
-            counts = np.sum([r.arrays["histogram"].astype(int) for r in mine], 0)
-            means = {c: np.mean([r.numbers["criteria"][c] for r in mine]) for c in mine[0].numbers["criteria"]}
-            seeds = f", {len(mine)} seed{'s' if len(mine) > 1 else ''}"
-            images = sum(len(r.arrays["iterations"]) for r in mine)
-            found[name + seeds] = counts, {float(c): float(n) for c, n in means.items()}, images
-    return panels(found) if found else None
 
 
 def settling(found: Mapping[str, np.ndarray], names: Sequence[str]) -> Figure:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from . import oracle
+from . import oracle, paper
 from .activations import Activation
 from .network import Network
 from .solvers import trajectory
@@ -78,6 +78,20 @@ def whole(net: Network, b_0: float = 0.0) -> tuple[Tensor, Tensor]:
 def gather(net: Network, s: Tensor, layers: Sequence[int]) -> Tensor:
     """These layers of a state, side by side; `net.even` and `net.odd` give the paper's two blocks."""
     return torch.cat([net.layer(s, l) for l in layers], 1)
+
+
+def thresholds(rho: Activation, omega: float = paper.DAMPING) -> tuple[float, float]:
+    """The fields below and above 0 beyond which a CHN's neuron at rest no longer attracts its local steps.
+
+    Damped by ω they have the slope 1 − ω χ(s) at rest, in s = ς⁻¹(h). It is −1 where χ(s) = 2/ω; by bisection.
+    """
+    near, far = torch.zeros(2, **EXACT), torch.tensor([-60.0, 60.0], **EXACT)
+    for _ in range(60):
+        middle = (near + far) / 2
+        beyond = rho.chi(middle) > 2 / omega
+        near, far = torch.where(beyond, near, middle), torch.where(beyond, middle, far)
+    low, high = rho.varsigma(near).tolist()
+    return low, high
 
 
 def path(f: Sweep, s: Tensor, steps: int) -> Tensor:

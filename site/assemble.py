@@ -5,6 +5,7 @@ is made of has changed, or if its files have: build/made.json keeps the digests 
 """
 
 import argparse
+import base64
 import csv
 import hashlib
 import json
@@ -15,6 +16,7 @@ import signal
 import subprocess
 import sys
 import time
+import unicodedata
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,6 +61,32 @@ CODE = ROOT / "hoplib", ROOT / "requirements.lock"  # what every part depends on
 RECORDS = ROOT / "results" / "runs", ROOT / "results" / "extra"
 
 
+def slug(text: str) -> str:
+    """A heading as a file name: letters and digits with hyphens between, without the number in front."""
+    plain = unicodedata.normalize("NFKD", re.sub(r"^[\d. ·]+", "", text))
+    return re.sub(r"[^a-z0-9]+", "-", re.sub(r"['’`$\\]|[^\x00-\x7f·—–-]", "", plain.lower())).strip("-")
+
+
+def figures(nb: nbformat.NotebookNode, folder: Path, prefix: str) -> dict[Path, str]:
+    """Write every figure of an executed notebook to a file named by the heading above it. Returns file → heading."""
+    folder.mkdir(parents=True, exist_ok=True)
+    heading, found = "", []
+    for cell in nb.cells:
+        if cell.cell_type == "markdown":
+            heading = (re.findall(r"^#+ (.+)$", cell.source, re.M) or [heading])[-1]
+        for output in cell.get("outputs", []):
+            for kind in ("png", "gif"):
+                if image := output.get("data", {}).get(f"image/{kind}"):
+                    found.append((heading, kind, base64.b64decode(image)))
+    headings, written = [heading for heading, _, _ in found], dict[Path, str]()
+    for i, (heading, kind, image) in enumerate(found):
+        number = f"-{headings[:i].count(heading) + 1}" if headings.count(heading) > 1 else ""
+        path = folder / f"{prefix}-{slug(heading)}{number}.{kind}"
+        path.write_bytes(image)
+        written[path] = heading
+    return written
+
+
 # -- the parts --------------------------------------------------------------------------------------------------
 
 
@@ -96,7 +124,7 @@ class Notebook:
     def make(self, step: Callable[[], object]) -> dict[Path, str]:
         nb = notebooks.run(self.path, self.output, on_cell=step)
         number = self.name.partition("_")[0]
-        return {self.output: "", **notebooks.figures(nb, self.build / "figures", number)}
+        return {self.output: "", **figures(nb, self.build / "figures", number)}
 
     def verdict(self) -> str:
         return notebooks.verdict(self.read(self.output))

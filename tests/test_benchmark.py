@@ -16,11 +16,11 @@ import weights
 from tqdm import tqdm
 
 import hoplib as hop
-from hoplib import paper
 from hoplib.experiment.config import Config
 from hoplib.experiment.files import load_network
 from hoplib.experiment.rows import ROWS, TRAININGS, get_row, select
 from hoplib.experiment.train import Training
+from hoplib.teaching import thresholds
 
 
 @pytest.mark.parametrize("name", select([]))
@@ -156,21 +156,11 @@ def test_random_networks_cannot_raise_the_energy():
     assert 0 < sum(found["elsewhere"]) < sum(found["settled_both_ways"]) <= 8 * descent.SAMPLES
 
 
-def test_beyond_the_threshold_a_neuron_does_not_come_to_rest():
-    rho = hop.ShiftedSigmoid()
-    h = published.threshold(rho) * torch.tensor([0.98, 1.02], dtype=torch.float64)
-    s = torch.full_like(h, 0.5)
-    for _ in range(5000):
-        before, s = s, torch.lerp(s, rho.drho(s) * h, paper.DAMPING)
-    moved = (s - before).abs()
-    assert moved[0] < 1e-9 < 1e-2 < moved[1]
-
-
 def test_the_first_steps_as_published_are_those_of_the_training():
     data = hop.load_data("mnist", device="cpu")
     found = published.first_epoch("3-CHN-EO-published", 0, 2, data, 1e-6)
     assert found["steps"] == 2
     assert 0.1 < found["longest gradient"] < published.LONG
     assert found["first long gradient"] is None
-    assert found["largest field"] < published.threshold(hop.ShiftedSigmoid())
+    assert found["largest field"] < thresholds(hop.ShiftedSigmoid())[1]
     assert found["fields beyond"] == 0

@@ -96,3 +96,22 @@ def test_half_steps_are_the_blocks_turns_and_their_rises_those_of_the_energy():
     assert teaching.gap(f.cut(states[4]), f(f(f.cut(s)))) < 1e-14
     E = torch.stack([net.energy(t, x) for t in states]).detach()
     assert teaching.gap(teaching.rises(f, x, s, 5), E.diff(dim=0)) < teaching.rounding(net, s) < 1e-11
+
+
+@pytest.mark.parametrize("rho", ["shifted-sigmoid", "tanh"])
+@pytest.mark.parametrize("omega", [1.0, 0.5])
+def test_within_the_thresholds_a_neuron_comes_to_rest_and_beyond_them_it_does_not(rho, omega):
+    rho = hop.activations.get(rho)
+    low, high = teaching.thresholds(rho, omega)
+    h = torch.tensor([low, high, low, high], **teaching.EXACT) * torch.tensor(
+        [0.98, 0.98, 1.02, 1.02], **teaching.EXACT
+    )
+    rest = rho.varsigma_inv(h)
+    s = hop.ChnRule(rho, steps=5000, omega=omega).settle(rest + 1e-3, h)
+    assert ((s - rest).abs() < 1e-9).tolist() == [True, True, False, False]
+
+
+def test_the_thresholds_of_the_papers_local_steps():
+    """The notebooks and the table tell them with two decimals."""
+    low, high = teaching.thresholds(hop.ShiftedSigmoid())
+    assert (round(low, 2), round(high, 2)) == (-29.7, 2.31)

@@ -19,23 +19,34 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
 
 from .. import paper
 from .config import Config, configure
-from .files import RunError, imported, interrupted, sweep_up, writable, write
+from .files import ROOT, RunError, imported, sweep_up, writable, write
 from .records import record_path, why_not
-from .rows import MODELS, get_row, select
+from .rows import MODELS, SEEDS, get_row, select
 
-ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOK = ROOT / "notebooks" / "07_train.ipynb"
 ALIVE = 120  # seconds: a run writes a heartbeat much more often
-SIZES = ("layers", "epochs", "train_images", "test_images", "tol")  # what makes a run other than the table's
+
+
+Reader = Callable[[str], Any]
+
+
+def _list(kind: Reader) -> Reader:
+    return lambda text: [kind(word) for word in text.replace(",", " ").split()]
+
+
+# Option → how it is read. The sizes make a run other than the table's.
+SIZES: dict[str, Reader] = {"layers": _list(int), "epochs": int, "train_images": int, "test_images": int, "tol": float}
+OPTIONS: dict[str, Reader] = {"rows": _list(str), "seeds": _list(int), "data": str, "output": Path, **SIZES}
 
 
 @dataclass(frozen=True)
@@ -60,8 +71,8 @@ class Job:
 class Plan:
     """The jobs that `rows` × `seeds` ask for, and the folder `output` that holds runs/, checkpoints/ and logs/."""
 
-    rows: tuple[str, ...] = ()
-    seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
+    rows: Sequence[str] = ()
+    seeds: Sequence[int] = SEEDS
     data: str = "mnist"
     output: Path = ROOT / "results"
     sizes: Mapping[str, Any] = field(default_factory=dict)
@@ -69,26 +80,18 @@ class Plan:
     @classmethod
     def parse(cls, options: Mapping[str, Any]) -> Plan:
         """From strings, as the command line or Snakemake gives them; an unknown option or value is an error."""
-        known = {"rows", "seeds", "data", "output", *SIZES}
-        unknown = [k for k in options if k not in known]
+        unknown = [k for k in options if k not in OPTIONS]
         if unknown:
-            raise ValueError(f"unknown option {unknown[0]!r}; choose from {', '.join(sorted(known))}")
-        given = {k: str(v) for k, v in options.items() if v not in (None, "")}
-        data = given.get("data", "mnist")
-        output = Path(given.get("output") or ROOT / "results")
-        if output.is_file():
-            raise ValueError(f"output must be a folder; {output} is a file")
+            raise ValueError(f"unknown option {unknown[0]!r}; choose from {', '.join(sorted(OPTIONS))}")
         try:
-            seeds = [int(s) for s in given.get("seeds", "0 1 2 3 4").replace(",", " ").split()]
-            sizes: dict[str, Any] = {k: int(given[k]) for k in SIZES[1:4] if k in given}
-            if "layers" in given:
-                sizes["layers"] = [int(n) for n in given["layers"].replace(",", " ").split()]
-            if "tol" in given:
-                sizes["tol"] = float(given["tol"])
+            given = {k: OPTIONS[k](str(v)) for k, v in options.items() if v not in (None, "")}
         except ValueError as e:
             raise ValueError(f"seeds, layers, epochs and images must be integers, tol a number: {e}") from None
-        rows = tuple(given.get("rows", "").replace(",", " ").split())
-        plan = cls(rows, tuple(dict.fromkeys(seeds)), data, output.resolve(), sizes)
+        sizes = {k: given.pop(k) for k in SIZES if k in given}
+        seeds, output = given.pop("seeds", SEEDS), given.pop("output", cls.output)
+        plan = cls(**given, seeds=tuple(dict.fromkeys(seeds)), output=output.resolve(), sizes=sizes)
+        if plan.output.is_file():
+            raise ValueError(f"output must be a folder; {plan.output} is a file")
         plan.jobs()  # raises on a wrong value
         return plan
 
@@ -178,7 +181,9 @@ def table(options: list[str]) -> int:
                 os.killpg(process.pid, signal.SIGINT)  # Snakemake cancels its jobs; what they say now is not shown
             process.communicate()
             print("stopped; the same command goes on from the last epochs", file=sys.stderr)
-            return int(e.code or 0) if isinstance(e, SystemExit) else interrupted()
+            if isinstance(e, SystemExit):
+                return int(e.code or 0)
+            return 0 if "MAKELEVEL" in os.environ else 130  # make ends with Ctrl-C too, and adds a line to any but 0
 
 
 def _heed_interrupts() -> None:
@@ -222,17 +227,15 @@ def state(plan: Plan, job: Job) -> tuple[str, str, float | None]:
 
 def status(plan: Plan, workers: int) -> str:
     """A line for every training, a word for every seed, and the time that the rest will take."""
-    jobs = plan.jobs()
-    states = {(j.training, j.seed): state(plan, j) for j in jobs}
-    took = {j: seconds(plan, job) for j, job in zip(states, jobs, strict=True) if states[j][0] == "done"}
-    rates = [s / cost(job) for j, job in zip(states, jobs, strict=True) if (s := took.get(j))]
-    rate = sum(rates) / len(rates) if rates else None
+    jobs = {(job.training, job.seed): job for job in plan.jobs()}
+    states = {key: state(plan, job) for key, job in jobs.items()}
+    took = {key: s for key, job in jobs.items() if states[key][0] == "done" and (s := seconds(plan, job))}
+    rates = [s / cost(jobs[key]) for key, s in took.items()]
     left = 0.0
-    for (training, seed), job in zip(states, jobs, strict=True):
-        rest = states[training, seed][2]
+    for key, (_, _, rest) in states.items():
         if rest is None:  # as long as the same training at other seeds, else as all others by their cost
-            known = [s for (other, _), s in took.items() if other == training and s]
-            rest = sum(known) / len(known) if known else (rate or 0.0) * cost(job)
+            known = [s for (training, _), s in took.items() if training == key[0]]
+            rest = fmean(known) if known else fmean(rates or [0.0]) * cost(jobs[key])
         left += rest
     width = max(12, *(len(word) + 2 for _, word, _ in states.values()))
     header = f"{'seed':26}" + "".join(f"{s:>{width}}" for s in plan.seeds)
@@ -240,8 +243,8 @@ def status(plan: Plan, workers: int) -> str:
     kinds = [kind for kind, _, _ in states.values()]
     total = ", ".join(f"{kinds.count(kind)} {kind}" for kind in KINDS if kind in kinds)
     time_left = f"; about {_hours(left / workers)} left on {workers} workers" if left else ""
-    unknown = "" if rate or {*kinds} <= {"done", "running"} else " (no finished run to estimate from)"
-    failed = [job for j, job in zip(states, jobs, strict=True) if states[j][0] == "failed"]
+    unknown = "" if rates or {*kinds} <= {"done", "running"} else " (no finished run to estimate from)"
+    failed = [job for key, job in jobs.items() if states[key][0] == "failed"]
     failures = [f"failed: see {os.path.relpath(plan.log(job))}" for job in failed]
     return "\n".join([header, *lines, total + time_left + unknown, *failures])
 

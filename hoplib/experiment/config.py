@@ -49,8 +49,8 @@ class Config:
 
     def settings(self) -> dict[str, Any]:
         """As plain data, with all that the paper's protocol fixes by the row."""
-        values = {**self.row.settings(), **asdict(replace(self, row=self.row))}
-        values.pop("row")
+        values = {**self.row.settings(), **asdict(self)}
+        del values["row"]
         return json.loads(json.dumps({**values, "schedule": EPOCHS, "numerics": self.numerics}))  # type: ignore[no-any-return]
 
     @property
@@ -98,16 +98,15 @@ def configure(
     the row's; its records then have names of their own. `epochs` may also be more than the row has. `tol` None is the
     row's own.
     """
-    if epochs is not None:
-        epochs = checks.integer("epochs", epochs, 1, EPOCHS)
     named = row if isinstance(row, Row) else get_row(row)
     names = [n for n in TRAININGS.get(named.training, ()) if EVERY[n].epoch <= named.epoch]
     rows = {n: EVERY[n] for n in names} if isinstance(row, str) else {named.training: named}
-    tol = named.tol if tol is None else tol
-    config = Config(replace(named, layers=given(layers) or named.layers), seed, tol=tol, **options)
+    last = named.epoch if epochs is None else epochs
+    own = replace(named, layers=given(layers) or named.layers, epoch=last)
+    config = Config(own, seed, tol=named.tol if tol is None else tol, **options)
     records = {}
     for name, r in rows.items():
-        epoch = r.epoch if epochs is None else epochs if r.epoch == named.epoch else min(epochs, r.epoch)
+        epoch = own.epoch if r.epoch == named.epoch else min(own.epoch, r.epoch)
         usual = name in EVERY and epoch == EVERY[name].epoch
         records[name + config.variant + ("" if usual else f"_epochs={epoch}")] = epoch
     return config, records

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import glob
 import hashlib
 import io
@@ -11,7 +10,7 @@ import os
 import signal
 import tempfile
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,39 +24,17 @@ from ..links import Dense
 from ..network import ExactCHN, Network, default_device
 from .rows import MODELS
 
+ROOT = Path(__file__).resolve().parents[2]
+
 
 class RunError(RuntimeError):
     """A run cannot go on; the message names the problem and the way out."""
-
-
-def interrupted() -> int:
-    """The exit status after Ctrl-C. Make got it too, ends with it by itself, and would add a line to any but 0."""
-    return 0 if "MAKELEVEL" in os.environ else 130
 
 
 def imported() -> None:
     """From here on Ctrl-C is an exception. While a program is imported it just ends it (Makefile, site/assemble.py)."""
     if signal.getsignal(signal.SIGINT) == signal.SIG_DFL:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-@contextlib.contextmanager
-def atomic(path: Path) -> Iterator[Path]:
-    """A temporary file that takes the place of `path` when all went well, and is removed otherwise."""
-    part = None
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
-        part.touch()
-        yield part
-        with part.open("rb") as f:
-            os.fsync(f.fileno())
-        os.replace(part, path)
-    except OSError as e:
-        raise RunError(f"cannot write {path}: {e.strerror or e}") from e
-    finally:
-        if part is not None:
-            part.unlink(missing_ok=True)
 
 
 def writable(folder: Path) -> None:
@@ -71,15 +48,27 @@ def writable(folder: Path) -> None:
 
 
 def sweep_up(folder: Path, stem: str) -> None:
-    """Remove the temporary files of runs that were killed: those of `atomic` for names that begin with `stem`."""
+    """Remove the temporary files of runs that were killed: those of `write` for names that begin with `stem`."""
     for part in folder.glob(f".{glob.escape(stem)}[.-]*"):
         part.unlink(missing_ok=True)
 
 
 def write(path: Path, content: bytes | Mapping[str, Any]) -> None:
-    """Put bytes, or plain data as JSON, in a file, atomically."""
-    with atomic(path) as part:
-        part.write_bytes(content if isinstance(content, bytes) else (json.dumps(content, indent=1) + "\n").encode())
+    """Put bytes, or plain data as JSON, in a file: a temporary one that takes its place when all went well."""
+    content = content if isinstance(content, bytes) else (json.dumps(content, indent=1) + "\n").encode()
+    part = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with part.open("wb") as f:
+                f.write(content)
+                f.flush()
+                os.fsync(f.fileno())
+            os.replace(part, path)
+        finally:
+            part.unlink(missing_ok=True)
+    except OSError as e:
+        raise RunError(f"cannot write {path}: {e.strerror or e}") from e
 
 
 def pack(arrays: Mapping[str, Any]) -> bytes:
@@ -103,13 +92,10 @@ def read_checkpoint(path: Path, device: torch.device) -> dict[str, Any] | None:
     """What was saved, or None if the file is not exactly as it was written. Runs no code."""
     try:
         content = path.read_bytes()
-    except OSError:  # a folder, say
-        return None
-    if hashlib.sha256(content[32:]).digest() != content[:32]:
-        return None
-    try:
+        if hashlib.sha256(content[32:]).digest() != content[:32]:
+            return None
         state = torch.load(io.BytesIO(content[32:]), map_location=device, weights_only=True)
-    except Exception:  # whatever a foreign file makes the reader raise
+    except Exception:  # it is a folder, say, or whatever a foreign file makes the reader raise
         return None
     return state if isinstance(state, dict) else None
 
@@ -137,15 +123,9 @@ def load_network(path: Path, device: torch.device | str | None = None) -> Networ
     try:
         with safe_open(path, framework="pt") as f:
             kind = {k: json.loads(v) for k, v in (f.metadata() or {}).items()}
-            state = {_key(k): f.get_tensor(k).float() for k in f.keys()}  # noqa: SIM118 (no mapping)
+            state = {k: f.get_tensor(k).float() for k in f.keys()}  # noqa: SIM118 (no mapping)
         net = MODELS[kind["model"]](kind["layers"], rho=kind["rho"], device=device or default_device())
         net.load_state_dict(state)
     except (OSError, SafetensorError, KeyError, ValueError, TypeError, RuntimeError) as e:
         raise RunError(f"{path} holds no network that can be read: {e}") from e
     return net
-
-
-def _key(name: str) -> str:
-    """Where a parameter is now: files of version 0.1 call the weights W.0, W.1, …"""
-    kind, _, number = name.partition(".")
-    return f"links.{number}.W" if kind == "W" else name

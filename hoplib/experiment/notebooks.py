@@ -1,4 +1,4 @@
-"""Execute a notebook through papermill, with parameters that are checked, and take out its figures and its verdict.
+"""Execute a notebook through papermill, with parameters that are checked, and read its verdict.
 
 `make paper` and the trainings of the table run their notebooks with it. Needs the `notebooks` extra.
 """
@@ -6,13 +6,11 @@
 from __future__ import annotations
 
 import ast
-import base64
 import difflib
 import os
 import re
 import sys
 import tempfile
-import unicodedata
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -47,10 +45,8 @@ class NotebookError(RuntimeError):
 
 def defaults(notebook: Path) -> dict[str, Any]:
     """The names and values of the notebook's `parameters` cell, which holds literals only. Runs nothing."""
-    cells = nbformat.reads(notebook.read_text("utf-8"), as_version=4).cells  # type: ignore[no-untyped-call]
-    source = next((c.source for c in cells if "parameters" in c.metadata.get("tags", [])), "")
-    assignments = [a for a in ast.parse(source).body if isinstance(a, ast.Assign)]
-    return {a.targets[0].id: ast.literal_eval(a.value) for a in assignments if isinstance(a.targets[0], ast.Name)}
+    listed = papermill.inspect_notebook(_literal(notebook))
+    return {name: ast.literal_eval(parameter["default"]) for name, parameter in listed.items()}
 
 
 def check_parameters(notebook: Path, parameters: Mapping[str, Any]) -> None:
@@ -119,32 +115,6 @@ def run(
 def _literal(path: Path) -> str:
     """As papermill wants it, which else would take braces in a path for parameters."""
     return str(path.resolve()).replace("{", "{{").replace("}", "}}")
-
-
-def slug(text: str) -> str:
-    """A heading as a file name: letters and digits with hyphens between, without the number in front."""
-    plain = unicodedata.normalize("NFKD", re.sub(r"^[\d. ·]+", "", text))
-    return re.sub(r"[^a-z0-9]+", "-", re.sub(r"['’`$\\]|[^\x00-\x7f·—–-]", "", plain.lower())).strip("-")
-
-
-def figures(nb: nbformat.NotebookNode, folder: Path, prefix: str) -> dict[Path, str]:
-    """Write every figure of an executed notebook to a file named by the heading above it. Returns file → heading."""
-    folder.mkdir(parents=True, exist_ok=True)
-    heading, found = "", []
-    for cell in nb.cells:
-        if cell.cell_type == "markdown":
-            heading = (re.findall(r"^#+ (.+)$", cell.source, re.M) or [heading])[-1]
-        for output in cell.get("outputs", []):
-            for kind in ("png", "gif"):
-                if image := output.get("data", {}).get(f"image/{kind}"):
-                    found.append((heading, kind, base64.b64decode(image)))
-    headings, written = [heading for heading, _, _ in found], dict[Path, str]()
-    for i, (heading, kind, image) in enumerate(found):
-        number = f"-{headings[:i].count(heading) + 1}" if headings.count(heading) > 1 else ""
-        path = folder / f"{prefix}-{slug(heading)}{number}.{kind}"
-        path.write_bytes(image)
-        written[path] = heading
-    return written
 
 
 def verdict(nb: nbformat.NotebookNode) -> str:

@@ -86,7 +86,7 @@ def _check(record: dict[str, Any], arrays: Arrays, config: Config, name: str, ep
         raise ValueError("an array is missing, or has another type or shape")
     if not _fits(record, _form(config, net, name, epoch, arrays)):
         raise ValueError("a number is missing, or has an impossible value")
-    if not (_possible(arrays, config, net) and _agree(record, arrays, config, net)):
+    if not _agree(record, arrays, config, net):
         raise ValueError("the arrays do not agree with the numbers")
 
 
@@ -159,34 +159,32 @@ def _kinds(config: Config, net: Network) -> dict[str, tuple[str, tuple[int, ...]
     }
 
 
-def _possible(arrays: Arrays, config: Config, net: Network) -> bool:
-    """Can the arrays have these values?"""
-    most = {"iterations": paper.max_iter(net, config.row.even_odd) - 1, "predicted": net.layers[-1] - 1}
-    last = np.array([paper.max_iter(net, even_odd) - 1 for even_odd, _ in ways(config.row).values()])
-    return (
-        all(arrays[name].max() <= value for name, value in most.items())
-        and bool((arrays["cross_iterations"].max(1) <= last).all())
-        and bool(arrays["histogram"].sum(1).max() <= config.test_images)
-    )
-
-
 def _agree(record: Mapping[str, Any], arrays: Arrays, config: Config, net: Network) -> bool:
-    """Do the record's numbers follow from the arrays? What did not converge has the largest number of iterations."""
-    iterations, tenths = arrays["iterations"], arrays["equation_error"]
-    met, limit = iterations < paper.max_iter(net, config.row.even_odd) - 1, round(10 * math.log10(FALSE))
+    """Can the arrays have these values, and do the record's numbers follow from them?
+
+    What did not converge has the largest number of iterations.
+    """
+    row, iterations, tenths = config.row, arrays["iterations"], arrays["equation_error"]
+    last, limit = paper.max_iter(net, row.even_odd) - 1, round(10 * math.log10(FALSE))
+    met, radii = iterations < last, arrays.get("spectral_radius")
     least, most = (met & (tenths > limit)).mean(), (met & (tenths >= limit)).mean()  # an error at the limit is rounded
+    bounds = [
+        (iterations, last),
+        (arrays["predicted"], net.layers[-1] - 1),
+        (arrays["histogram"].sum(1), config.test_images),
+    ]
     means = [
         (record["iterations_mean"], iterations),
         (record["criteria"][f"{paper.TOL:.3g}"], iterations),
         (record["not_converged"], ~met),
     ]
-    for (name, (even_odd, _)), found in zip(ways(config.row).items(), arrays["cross_iterations"], strict=True):
-        numbers = record["cross"][name]
-        means.append((numbers["iterations"], found))
-        means.append((numbers["not_converged"], found == paper.max_iter(net, even_odd) - 1))
-    radii = arrays.get("spectral_radius")
+    for (name, (even_odd, _)), found in zip(ways(row).items(), arrays["cross_iterations"], strict=True):
+        numbers, end = record["cross"][name], paper.max_iter(net, even_odd) - 1
+        bounds.append((found, end))
+        means += [(numbers["iterations"], found), (numbers["not_converged"], found == end)]
     return (
-        all(_close(number, array.mean()) for number, array in means)
+        all(array.max() <= bound for array, bound in bounds)
+        and all(_close(number, array.mean()) for number, array in means)
         and all(c["not_finite"] <= c["not_converged"] for c in record["cross"].values())
         and bool(least - 1e-9 <= record["false_convergence"] <= most + 1e-9)
         and (radii is None or _close(record["spectral_radius"]["max"], radii.max(), 1e-6))

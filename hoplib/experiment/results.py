@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import io
 import json
 import os
 import re
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,14 +23,13 @@ import torch
 
 from ..network import Network
 from .config import configure
-from .files import load_network, save_network, write
+from .files import ROOT, load_network, save_network, write
 from .measure import WAYS, Arrays
 from .records import read_record, record_path, why_not
-from .rows import EVERY, ROWS, Row
+from .rows import EVERY, ROWS, SEEDS, Row
 from .settling import sentence, settled, ways
 
-ROOT = Path(__file__).resolve().parents[2]
-SEEDS = (0, 1, 2, 3, 4)
+MEASURED = {"iterations_mean": 1, "test_accuracy": 100, "not_converged": 100, "false_convergence": 100}  # × for people
 COMMITTED = ("3-HAM-EO", "5-HAM-EO", "7-HAM-EO", "3-CHN-EO")  # the networks that others start from
 
 
@@ -75,11 +74,10 @@ def _facts(run: Run) -> dict[str, Any]:
 
 def per_run(runs: list[Run]) -> pd.DataFrame:
     """One line for each record: the numbers of Table 2, and what they cost."""
-    names = ("test_accuracy", "iterations_mean", "not_converged", "false_convergence")
     return pd.DataFrame(
         {
             **_facts(r),
-            **{name: r.numbers[name] for name in names},
+            **{name: r.numbers[name] for name in MEASURED},
             "multiply_adds": r.numbers["multiply_adds"]["solve"],
             "speed-up in time": _in_time(r),
             "training_hours": r.numbers["seconds"]["training_cpu"] / 3600,
@@ -108,19 +106,16 @@ def per_epoch(runs: list[Run]) -> pd.DataFrame:
 
 def per_image(runs: list[Run]) -> pd.DataFrame:
     """One line for each test image of each record."""
-    frames = []
-    for r in runs:
-        a = r.arrays
-        image = pd.DataFrame(
-            {
-                "image": range(len(a["iterations"])),
-                "iterations": a["iterations"].astype(int),
-                "predicted": a["predicted"].astype(int),
-                "equation_error": 10.0 ** (a["equation_error"].astype(float) / 10),
-            }
-        )
-        frames.append(image.assign(**_facts(r)))
-    return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
+    return _joined(
+        {
+            **_facts(r),
+            "image": range(len(r.arrays["iterations"])),
+            "iterations": r.arrays["iterations"].astype(int),
+            "predicted": r.arrays["predicted"].astype(int),
+            "equation_error": 10.0 ** (r.arrays["equation_error"].astype(float) / 10),
+        }
+        for r in runs
+    )
 
 
 def per_way(runs: list[Run]) -> pd.DataFrame:
@@ -135,17 +130,21 @@ def per_way(runs: list[Run]) -> pd.DataFrame:
 def per_radius(runs: list[Run]) -> pd.DataFrame:
     """One line for each image whose spectral radius is known: the radius, and the even-odd iterations it took."""
     k = list(WAYS).index("even-odd")
-    frames = [
-        pd.DataFrame(
-            {
-                "image": range(len(r.arrays["spectral_radius"])),
-                "spectral_radius": r.arrays["spectral_radius"].astype(float),
-                "iterations": r.arrays["cross_iterations"][k, : len(r.arrays["spectral_radius"])].astype(int),
-            }
-        ).assign(**_facts(r))
+    return _joined(
+        {
+            **_facts(r),
+            "image": range(len(radii)),
+            "spectral_radius": radii.astype(float),
+            "iterations": r.arrays["cross_iterations"][k, : len(radii)].astype(int),
+        }
         for r in runs
-        if "spectral_radius" in r.arrays
-    ]
+        if (radii := r.arrays.get("spectral_radius")) is not None
+    )
+
+
+def _joined(columns: Iterable[dict[str, Any]]) -> pd.DataFrame:
+    """The lines of all frames with these columns."""
+    frames = [pd.DataFrame(c) for c in columns]
     return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
 
 
@@ -186,12 +185,7 @@ def table(runs: list[Run]) -> pd.DataFrame:
             continue
         line: dict[str, float] = {"records": len(ours)}
         if len(ours):
-            for key, scale in (
-                ("iterations_mean", 1),
-                ("test_accuracy", 100),
-                ("not_converged", 100),
-                ("false_convergence", 100),
-            ):
+            for key, scale in MEASURED.items():
                 line[key], line[f"{key} std"] = scale * ours[key].mean(), scale * ours[key].std()
             line |= {key: ours[key].mean() for key in ("multiply_adds", "training_hours")}
             line["speed-up in time"] = ours["speed-up in time"].median()  # a first call may have compiled a loop
@@ -213,18 +207,14 @@ def beyond(runs: list[Run]) -> pd.DataFrame:
 
     A CHN through ς⁻¹ stands beside the paper's CHN, where that has its depth.
     """
-    frame = per_run(runs)
-    if not len(frame):
-        return frame
-    means = frame.groupby("row")[["iterations_mean", "test_accuracy"]].mean()
-    ways = {"synchronous": "", "even-odd": "-EO", "even-odd, Anderson": "-EO-DEQ"}
-    lines = {}
-    for name in (n for n, row in EVERY.items() if row.solver == "over-relaxed" and n in means.index):
-        paper = name.removesuffix("-OR").replace("Exact", "")
-        line = {way: means.iterations_mean.get(paper + suffix, float("nan")) for way, suffix in ways.items()}
-        line |= {"over-relaxed": means.iterations_mean[name], "accuracy %": 100 * means.test_accuracy[name]}
-        line["even-odd's accuracy %"] = 100 * means.test_accuracy.get(f"{paper}-EO", float("nan"))
-        lines[name] = {"seeds": (frame.row == name).sum(), **line}
+    found, lines = table(runs), {}
+    for name in (n for n in found.index if EVERY[n].solver == "over-relaxed"):
+        plain = name.removesuffix("-OR").replace("Exact", "")
+        names = {"synchronous": plain, "even-odd": f"{plain}-EO", "even-odd, Anderson": f"{plain}-EO-DEQ"}
+        line = {way: found.iterations_mean.get(other, float("nan")) for way, other in names.items()}
+        line |= {"over-relaxed": found.iterations_mean[name], "accuracy %": found.test_accuracy[name]}
+        line["even-odd's accuracy %"] = found.test_accuracy.get(f"{plain}-EO", float("nan"))
+        lines[name] = {"seeds": found.records[name], **line}
     return pd.DataFrame(lines).T.rename_axis("row")
 
 
@@ -255,46 +245,40 @@ def spread(mean: float, std: float, digits: int) -> str:
 def shown(found: pd.DataFrame, data: str) -> pd.DataFrame:
     """The table as people read it: ours beside the paper's."""
 
-    def get(name: str, key: str) -> float:
-        return float(found[key][name]) if key in found else float("nan")
+    def column(key: str, digits: int) -> list[str]:
+        numbers = found.reindex(columns=[key, f"{key} std"]).to_numpy()
+        return [spread(mean, std, digits) for mean, std in numbers]
 
-    def pair(name: str, key: str, digits: int) -> str:
-        return spread(get(name, key), get(name, f"{key} std"), digits)
-
-    lines = {
-        n: {
-            "seeds": f"{int(get(n, 'records'))} of {len(SEEDS)}",
-            "iterations": pair(n, "iterations_mean", 1),
-            "paper's": pair(n, "paper iterations", 1),
-            "speed-up": spread(get(n, "speed-up"), float("nan"), 2),
-            "paper's ": spread(get(n, "paper speed-up"), float("nan"), 1),
-            "in multiply-adds": spread(get(n, "speed-up in multiply-adds"), float("nan"), 2),
-            "in time": spread(get(n, "speed-up in time"), float("nan"), 2),
-            f"accuracy %, {data.upper()}": pair(n, "test_accuracy", 2),
-            "paper's, EMNIST": pair(n, "paper accuracy", 1),
-            "not converged %": pair(n, "not_converged", 2),
-            "falsely converged %": pair(n, "false_convergence", 2),
-        }
-        for n in found.index
+    columns = {
+        "seeds": [f"{n:.0f} of {len(SEEDS)}" for n in found.records],
+        "iterations": column("iterations_mean", 1),
+        "paper's": column("paper iterations", 1),
+        "speed-up": column("speed-up", 2),
+        "paper's ": column("paper speed-up", 1),
+        "in multiply-adds": column("speed-up in multiply-adds", 2),
+        "in time": column("speed-up in time", 2),
+        f"accuracy %, {data.upper()}": column("test_accuracy", 2),
+        "paper's, EMNIST": column("paper accuracy", 1),
+        "not converged %": column("not_converged", 2),
+        "falsely converged %": column("false_convergence", 2),
     }
-    return pd.DataFrame(lines).T.rename_axis("row")
+    return pd.DataFrame(columns, index=found.index)
 
 
 def brief(found: pd.DataFrame) -> pd.DataFrame:
     """The paper's seventeen rows and its three numbers, ours beside and below them: what the README shows."""
-    people = shown(found, "mnist")
-    people = people[[EVERY[name].readout == "output" for name in people.index]]
-    chosen = {
-        "seeds": people["seeds"].str.split().str[0],
-        "iterations": people["iterations"],
-        "paper": people["paper's"],
-        "speed-up": people["speed-up"],
-        "paper ": people["paper's "],
-        "accuracy %": people["accuracy %, MNIST"],
-        "paper  ": people["paper's, EMNIST"],
+    people = shown(found[[EVERY[name].readout == "output" for name in found.index]], "mnist")
+    names = {
+        "seeds": "seeds",
+        "iterations": "iterations",
+        "paper's": "paper",
+        "speed-up": "speed-up",
+        "paper's ": "paper ",
+        "accuracy %, MNIST": "accuracy %",
+        "paper's, EMNIST": "paper  ",
     }
-    whole = {name: column.str.replace(" ± ", "\u00a0±\u00a0") for name, column in chosen.items()}  # never on two lines
-    return pd.DataFrame(whole).rename_axis("row")
+    people = people[[*names]].rename(columns=names)
+    return people.replace({" of .*": "", " ± ": "\u00a0±\u00a0"}, regex=True)  # no number goes over two lines
 
 
 # -- files ------------------------------------------------------------------------------------------------------
@@ -308,34 +292,30 @@ def markdown(frame: pd.DataFrame) -> str:
 
 
 def latex(frame: pd.DataFrame) -> str:
-    """A LaTeX tabular."""
-
-    def escape(text: object) -> str:
-        return re.sub(r"([%&_#])", r"\\\1", str(text)).replace("±", r"$\pm$")
-
-    lines = [[frame.index.name or "", *frame.columns]]
-    lines += [[name, *values] for name, values in zip(frame.index, frame.to_numpy(), strict=True)]
-    rows = [" & ".join(map(escape, line)) + r" \\" for line in lines]
-    head = r"\begin{tabular}{l" + "r" * len(frame.columns) + "}"
-    return "\n".join([head, r"\hline", rows[0], r"\hline", *rows[1:], r"\hline", r"\end{tabular}"]) + "\n"
+    """A LaTeX tabular, for the package booktabs."""
+    text: str = frame.reset_index().to_latex(index=False, escape=True, column_format="l" + "r" * len(frame.columns))
+    return text.replace("±", r"$\pm$")
 
 
 def between(text: str, name: str, content: str) -> str:
     """The text with everything between its comments <!-- name --> and <!-- end name --> replaced."""
     pattern = rf"(<!-- {name} -->\n?).*?(<!-- end {name} -->)"
-    if len(re.findall(pattern, text, re.S)) != 1:
+    filled, places = re.subn(pattern, lambda m: m[1] + content + m[2], text, flags=re.S)
+    if places != 1:
         raise ValueError(f"the text has no single place <!-- {name} --> … <!-- end {name} -->")
-    return re.sub(pattern, lambda m: m[1] + content + m[2], text, flags=re.S)
+    return filled
 
 
-def rendered(runs: list[Run], data: str = "mnist") -> dict[str, str]:
+def rendered(runs: list[Run]) -> dict[str, str]:
     """The text of every table file, by name."""
     found = table(runs)
-    csv = io.StringIO()
-    found.to_csv(csv, float_format="%.6g", lineterminator="\n")
-    people = shown(found, data)
-    tables = {"table.csv": csv.getvalue(), "table.md": markdown(people), "table.tex": latex(people)}
-    return {**tables, "summary.md": markdown(brief(found))}
+    people = shown(found, "mnist")
+    return {
+        "table.csv": found.to_csv(float_format="%.6g", lineterminator="\n"),
+        "table.md": markdown(people),
+        "table.tex": latex(people),
+        "summary.md": markdown(brief(found)),
+    }
 
 
 def source(runs: list[Run], rows: list[str]) -> str:
@@ -356,10 +336,8 @@ def halve(weights: Path) -> None:
 
 def alike(net: Network, other: Network) -> bool:
     """Whether two networks are the same in half precision."""
-    if (type(net), net.layers, net.rho.name) != (type(other), other.layers, other.rho.name):
-        return False
-    theirs = other.state_dict()
-    return all(torch.equal(t.half(), theirs[k].half()) for k, t in net.state_dict().items())
+    ours, theirs = net.state_dict(), other.state_dict()
+    return repr(net) == repr(other) and all(torch.equal(t.half(), theirs[k].half()) for k, t in ours.items())
 
 
 def of_the_table(runs: list[Run]) -> str:

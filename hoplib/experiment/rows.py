@@ -24,6 +24,7 @@ SOLVERS: dict[str, Solver] = {"picard": Picard(), "anderson": Anderson(), "over-
 SUFFIXES = {("picard", False): "", ("anderson", False): "-DEQ", ("picard", True): "-EO", ("anderson", True): "-EO-DEQ"}
 UPDATES = {"synchronous": False, "even-odd": True}  # → Row.even_odd
 READOUTS = ("output", "published")
+SEEDS = (0, 1, 2, 3, 4)
 # Raise it with every change that changes a trained network: older records and checkpoints are then void.
 NUMERICS = 4
 UNTOUCHED = 3  # the version of the trainings that the last change did not touch

@@ -58,7 +58,7 @@ def keep(training: Training, path: Path) -> None:
 
 def record(training: Training, name: str, numbers: dict[str, Any], seconds: dict[str, Any]) -> dict[str, Any]:
     """What is known of a run: its numbers, its history, its configuration, and where and how long it ran."""
-    config, history = training.config, training.history
+    config, history, device = training.config, training.history, training.device
     return {
         "row": name,
         "seed": config.seed,
@@ -73,7 +73,7 @@ def record(training: Training, name: str, numbers: dict[str, Any], seconds: dict
         "history": history,
         "config": config.settings(),
         "versions": versions(),
-        "device": device_name(training.device),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         "fused": training.fused,
         "threads": torch.get_num_threads(),
     }
@@ -84,10 +84,6 @@ def versions() -> dict[str, str]:
 
     found = {"hoplib": __version__, "torch": torch.__version__, "python": platform.python_version()}
     return {**found, **kernels.versions(), "products": "oneDNN" if onednn() else "torch"}
-
-
-def device_name(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
 
 
 def can_compile() -> bool:
@@ -119,55 +115,39 @@ def run(
     if fused is None:
         fused = can_compile() and last * (config.train_images // config.batch_size) >= 2000
     checkpoint = checkpoints / config.name / f"seed-{config.seed}.pt"
-    for folder in (runs, checkpoint.parent, weights(runs)):
-        writable(folder)
-    with FileLock(checkpoint.with_suffix(".lock")):  # a second run of the same training waits, and finds it done
-        for folder in [checkpoint.parent] + [
-            place / name for place in (runs, weights(runs)) for name in (config.name, *rows)
-        ]:
-            sweep_up(folder, checkpoint.stem)
-        return _run(config, rows, runs, checkpoint, device, fused, report, data)
-
-
-def _run(
-    config: Config,
-    rows: dict[str, int],
-    runs: Path,
-    checkpoint: Path,
-    device: torch.device,
-    fused: bool,
-    report: Callable[[Progress], object],
-    data: Data | None,
-) -> list[Path]:
     heartbeat = checkpoint.with_suffix(".progress")
     paths = {name: record_path(runs, name, config.seed) for name in rows}
-    missing = {name: epoch for name, epoch in rows.items() if why_not(paths[name], config, epoch)}
-    training = Training(config, device, fused)
-    if missing and load_checkpoint(training, checkpoint) and training.epoch > min(missing.values()):
-        training = Training(config, device, fused)  # past the epoch of a missing record: from the start
-    if missing and data is None:
-        data = load_data(config.data, device=device)
+    for folder in (runs, checkpoint.parent, weights(runs)):
+        writable(folder)
 
     def beat(progress: Progress) -> None:
         with contextlib.suppress(RunError):  # a lost heartbeat costs nothing
             write(heartbeat, asdict(progress))
         report(progress)
 
-    while missing:
-        assert data is not None
-        for name in [name for name, epoch in missing.items() if epoch == training.epoch]:
-            numbers, arrays, seconds = measure(training.net, config.row, data, config.test_images)
-            if training.epoch == max(rows.values()):
-                keep(training, weights(runs) / name / f"seed-{config.seed}.safetensors")
-            write_record(paths[name], record(training, name, numbers, seconds), arrays)
-            del missing[name]
-        if missing:
-            training.train_epoch(data, max(missing.values()), beat)
-            write_checkpoint(checkpoint, training.state_dict())
-            if training.epoch in KEPT:
-                part = f"seed-{config.seed}-epoch-{training.epoch}.safetensors"
-                keep(training, weights(runs) / config.name / part)
-    heartbeat.unlink(missing_ok=True)
+    with FileLock(checkpoint.with_suffix(".lock")):  # a second run of the same training waits, and finds it done
+        named = [place / name for place in (runs, weights(runs)) for name in (config.name, *rows)]
+        for folder in (checkpoint.parent, *named):
+            sweep_up(folder, checkpoint.stem)
+        missing = {name: epoch for name, epoch in rows.items() if why_not(paths[name], config, epoch)}
+        training = Training(config, device, fused)
+        if missing and load_checkpoint(training, checkpoint) and training.epoch > min(missing.values()):
+            training = Training(config, device, fused)  # past the epoch of a missing record: from the start
+        while missing:
+            data = data or load_data(config.data, device=device)
+            for name in [name for name, epoch in missing.items() if epoch == training.epoch]:
+                numbers, arrays, seconds = measure(training.net, config.row, data, config.test_images)
+                if training.epoch == last:
+                    keep(training, weights(runs) / name / f"seed-{config.seed}.safetensors")
+                write_record(paths[name], record(training, name, numbers, seconds), arrays)
+                del missing[name]
+            if missing:
+                training.train_epoch(data, max(missing.values()), beat)
+                write_checkpoint(checkpoint, training.state_dict())
+                if training.epoch in KEPT:
+                    part = f"seed-{config.seed}-epoch-{training.epoch}.safetensors"
+                    keep(training, weights(runs) / config.name / part)
+        heartbeat.unlink(missing_ok=True)
     for name, path in paths.items():
         if reason := why_not(path, config, rows[name]):
             raise RunError(f"the record {path} is not valid after the run ({reason})")
