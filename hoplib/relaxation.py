@@ -18,9 +18,9 @@ from .solvers import Picard, Solver, iterate
 from .sweep import Blocks, Sweep, check_omega
 
 FIRST_OMEGA = 1.05  # before the best ω is known
-FIRST_LOOK = 3  # the sweep after which it is chosen; again after twice as many, four times, and so on
+FIRST_CHOICE = 3  # the sweep after which it is chosen; again after twice as many, four times, and so on
 SLOWEST = 0.98  # a larger radius counts as this: one sample near a bifurcation must not choose for all
-OMEGAS = torch.arange(100, 190, dtype=torch.float64) / 100  # to choose from
+CANDIDATES = torch.arange(100, 190, dtype=torch.float64) / 100  # to choose from
 
 
 @dataclass(frozen=True)
@@ -80,8 +80,8 @@ def rate(omega: Tensor, radius: Tensor) -> Tensor:
 
 def fewest(radii: Tensor) -> float:
     """The ω with the fewest iterations on average over samples of these radii: each takes about −1/log rate(ω)."""
-    iterations = -1 / rate(OMEGAS[:, None], radii.double().cpu().clamp(0, SLOWEST)).clamp_min(1e-6).log()
-    return float(OMEGAS[int(iterations.mean(1).argmin())])
+    iterations = -1 / rate(CANDIDATES[:, None], radii.double().cpu().clamp(0, SLOWEST)).clamp_min(1e-6).log()
+    return float(CANDIDATES[int(iterations.mean(1).argmin())])
 
 
 class Pace:
@@ -99,8 +99,8 @@ class Pace:
     @torch.no_grad()
     def __call__(self, f: Sweep, z: Tensor, new: Tensor) -> None:
         self.sweeps += 1
-        looks = self.sweeps // FIRST_LOOK
-        due = self.sweeps == looks * FIRST_LOOK and looks.bit_count() == 1
+        looks = self.sweeps // FIRST_CHOICE
+        due = self.sweeps == looks * FIRST_CHOICE and looks.bit_count() == 1
         if due or self.sweeps == self.first:
             length = torch.linalg.vector_norm(new - z, dim=1)
         if due and len(length):
