@@ -123,6 +123,18 @@ def test_the_over_relaxed_rows_stand_beside_the_papers(runs, tmp_path):
     assert results.how_large([], tmp_path).endswith("1.5 times as fast as plain even-odd updates in 7 layers.")
 
 
+def test_the_longest_gradients_are_those_of_the_file(tmp_path):
+    path = tmp_path / "published.json"
+    assert results.longest_gradients(path) == ""
+    runs = [("3-CHN-EO", "short", 9.7), ("3-CHN-EO-published", "short", 5e10)]
+    runs += [("3-CHN-EO-published", "to the letter", 2.0), ("3-CHN-EO-DEQ-published", "to the letter", 1.264e8)]
+    path.write_text(
+        json.dumps({"runs": [dict(zip(("training", "way", "longest gradient"), r, strict=True)) for r in runs]})
+    )
+    said = results.longest_gradients(path)
+    assert "130,000,000 in 2 trainings to the letter, 10 in trainings that read" in said
+
+
 def test_a_place_in_a_text_is_filled_once():
     text = "a <!-- n -->1<!-- end n --> b"
     assert results.between(text, "n", "2") == "a <!-- n -->2<!-- end n --> b"

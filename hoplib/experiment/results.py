@@ -349,10 +349,22 @@ def pages(runs: list[Run], results: Path) -> dict[str, dict[str, str]]:
     """Page of the repository → place in it → what belongs there."""
     known, found = of_the_table(runs), settled(results)
     readme = {"table": rendered(runs)["summary.md"], "records": known, "costs": costs(runs, results / "costs.json")}
+    readme |= {"published": longest_gradients(results / "published.json")}
     return {
         "README.md": readme | {"settling": sentence(found) if found else "", "beyond": how_large(runs, results)},
         "CLAIMS.md": {"records": known},
     }
+
+
+def longest_gradients(path: Path) -> str:
+    """How long gradients become where CHN-EO is read as published, in a sentence: by benchmarks/published.py."""
+    if not path.exists():
+        return ""
+    found = pd.DataFrame(json.loads(path.read_bytes())["runs"])
+    free, letter = found.training.str.endswith("-published"), found.way == "to the letter"
+    most, usual = (found[rows]["longest gradient"].max() for rows in (free & letter, ~free))
+    text = f"Longest gradient of a first epoch: {float(f'{most:.1e}'):,.0f} in {(free & letter).sum()} trainings to the"
+    return text + f" letter, {usual:.0f} in trainings that read the output layer."
 
 
 def costs(runs: list[Run], path: Path) -> str:
