@@ -462,7 +462,10 @@ def options() -> argparse.Namespace:
 
 
 def measured_hours(tables: Iterable[dict[str, float]]) -> dict[str, float]:
-    """The CPU hours of one seed of the whole table, by the records, and the ratio; empty where a training has none."""
+    """The CPU hours of one seed of the whole table, by the records; empty where a training has none.
+
+    And the ratio to the straightforward hours measured now, which compares machines too: the records come from others.
+    """
     frame = per_run(load(ROOT / "results"))
     last = [TRAININGS[name][-1] for name in select([])]
     if not len(frame) or set(last) - set(frame.row):
@@ -503,7 +506,8 @@ def main() -> None:
             numbers["scaling"] = scaling(bench)
     if args.epochs and (recorded := measured_hours(e["table"] for e in numbers["epochs"].values())):
         show()
-        show("by the records' CPU times, one seed took {recorded_hours:.1f} h, ratio {ratio:.1f}".format(**recorded))
+        said = "by the records' CPU times, on the machines of their days, one seed took {recorded_hours:.1f} h: "
+        show((said + "{ratio:.1f} times less than straightforward here").format(**recorded))
         numbers["recorded"] = recorded
     if args.json:
         save(args.json, numbers, keep=["forward"])
