@@ -484,6 +484,12 @@ def main() -> None:
     settings = {"device": str(hop.default_device()), **versions(), "data": "mnist", "compiled": fused}
     settings |= {k: v for k, v in vars(args).items() if k not in ("rows", "json", "weights")}
     numbers: dict[str, Any] = {"settings": settings, "epochs": {}}
+
+    def keep(**found: Any) -> None:  # part by part: it takes half an hour
+        numbers.update(found)
+        if args.json:
+            save(args.json, numbers, keep=["forward"])
+
     with tqdm(total=units, file=sys.stderr, desc="benchmark", dynamic_ncols=True) as bar:
         bench = Bench(hop.load_data("mnist"), args.warm_up, args.seconds, args.batch, fused, args.weights, 0, bar)
         show(", ".join(f"{k.replace('_', '-')} {v}" for k, v in settings.items()))
@@ -500,17 +506,16 @@ def main() -> None:
                 f"fast, {len(SEEDS)} seeds on {CORES} cores: {table['projected_hours']:.1f} h"
             )
             numbers["epochs"][bench.epoch]["beyond"] = beyond(bench)
-        numbers["inference"] = inference(bench, {n: nets[n] for n in classified}, args.images)
-        numbers["true_error"] = true_error(bench, args.error_images)
+            keep()
+        keep(inference=inference(bench, {n: nets[n] for n in classified}, args.images))
+        keep(true_error=true_error(bench, args.error_images))
         if args.scaling:
-            numbers["scaling"] = scaling(bench)
+            keep(scaling=scaling(bench))
     if args.epochs and (recorded := measured_hours(e["table"] for e in numbers["epochs"].values())):
         show()
         said = "by the records' CPU times, on the machines of their days, one seed took {recorded_hours:.1f} h: "
         show((said + "{ratio:.1f} times less than straightforward here").format(**recorded))
-        numbers["recorded"] = recorded
-    if args.json:
-        save(args.json, numbers, keep=["forward"])
+        keep(recorded=recorded)
 
 
 if __name__ == "__main__":

@@ -21,12 +21,13 @@ def find(
     nearly all equilibria of a HAM are the same with every solver. The committed ones, in half precision, are final.
     """
     alike = row.model != "CHN" if any_solver is None else any_solver
-    names = [row.training, *(n for n in TRAININGS if alike and _network(get_row(n)) == _network(row))]
+    fit = [n for n in TRAININGS if _network(get_row(n)) == _network(row)]  # the name alone says nothing of the sizes
+    names = [n for n in fit if n == row.training] + [n for n in fit if alike]
     return next((path for path in _places(names, epoch, folder, committed) if path.exists()), None)
 
 
 def _places(names: list[str], epoch: int, folder: Path, committed: Path) -> Iterator[Path]:
-    ends = {name: get_row(TRAININGS[name][-1]).epoch if name in TRAININGS else 0 for name in names}
+    ends = {name: get_row(TRAININGS[name][-1]).epoch for name in names}
     for name in names:
         part = "" if epoch >= ends[name] else f"-epoch-{epoch}"
         for seed in SEEDS:

@@ -88,6 +88,8 @@ def test_the_weights_are_those_of_the_epoch_or_of_the_end(tmp_path):
     assert found("7-HAM-OR", 10) == "committed/7-HAM-EO-seed-0-half"
     assert found("7-HAM-OR", 5) is None
     assert found("3-ExactCHN-OR", 10) is None
+    smaller = replace(get_row("5-HAM-EO"), layers=(784, 320, 127, 50, 10))  # a row of the same name, other sizes
+    assert weights.find(smaller, 10, kept, committed=committed) is None
 
 
 def test_the_committed_weights_are_found_where_no_training_has_left_any(tmp_path):
