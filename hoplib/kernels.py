@@ -191,14 +191,25 @@ def _relax(s: Array, h: Array, eta: Any, c: Any, out: Array, shape: tuple[int, i
             out_[j] = h_[j] + eta * v
 
 
+def _by_rows(*tensors: Tensor) -> bool:
+    """Are they alike, for the loops, and their rows contiguous, as those of a block in a larger state are?"""
+    return tensors[0].ndim == 2 and fit(*tensors, strided=True) and all(t.stride(1) == 1 for t in tensors)
+
+
+def _flat(*tensors: Tensor) -> list[Array]:
+    """Each from the first number of its first row to the last of its last row."""
+    rows, n = tensors[0].shape
+    return [t.detach().as_strided(((rows - 1) * t.stride(0) + n,), (1,)).numpy() for t in tensors]
+
+
 def relax(s: Tensor, h: Tensor, eta: float, c: float, out: Tensor) -> bool:
     """h + η·clamp(h − s, −c, c) into `out`, if the loops are for these tensors; did it?"""
-    if s.ndim != 2 or not fit(s, h, out, strided=True) or any(t.stride(1) != 1 for t in (s, h, out)):
+    if not _by_rows(s, h, out):
         return False
-    rows, n = s.shape
     if s.numel():
-        a, b, d = (t.detach().as_strided(((rows - 1) * t.stride(0) + n,), (1,)).numpy() for t in (s, h, out))
-        _relax(a, b, a.dtype.type(eta), a.dtype.type(c), d, (rows, n), (s.stride(0), h.stride(0), out.stride(0)))
+        (rows, n), (a, b, d) = s.shape, _flat(s, h, out)
+        strides = s.stride(0), h.stride(0), out.stride(0)
+        _relax(a, b, a.dtype.type(eta), a.dtype.type(c), d, (rows, n), strides)
     return True
 
 
@@ -276,43 +287,36 @@ def settle(activation: Any, s: Tensor, h: Tensor, w: float, steps: int, out: Ten
 
 
 @compiled
-def _interpolate(s: Array, table: Array, density: Any, out: Array) -> bool:
-    """A function from its values and slopes on a grid around 0, by cubics; were all s on the grid?"""
-    half, inside = len(table) // 2, True
+def _interpolate(s: Array, cubics: Array, density: Any, out: Array, shape: tuple[int, int], strides: Any) -> bool:
+    """A function around 0 from its cubics, one per step of a grid; were all s on the grid? Flat, as in `_relax`."""
+    n, (a, b), half, outside = shape[1], strides, len(cubics) // 8, np.int32(0)
     end = s.dtype.type(half) / density
-    for j in range(len(s)):
-        if -end < s[j] < end:  # a NaN is not
-            p = s[j] * density
+    for i in range(shape[0]):
+        s_, out_ = s[i * a : i * a + n], out[i * b : i * b + n]
+        for j in range(n):
+            off = not -end < s_[j] < end  # as a NaN is
+            outside += off
+            p = s.dtype.type(0) if off else s_[j] * density
             left = np.floor(p)
             u = p - left
-            i = half + int(left)
-            a, da = table[i, 0], table[i, 1]
-            b, db = table[i + 1, 0], table[i + 1, 1]
-            rise = b - a
-            out[j] = a + u * (da + u * (3 * rise - 2 * da - db + u * (da + db - 2 * rise)))
-        else:
-            inside = False
-    return inside
+            k = np.uint32(4) * np.uint32(np.int32(half) + np.int32(left))
+            out_[j] = cubics[k] + u * (cubics[k + 1] + u * (cubics[k + 2] + u * cubics[k + 3]))
+    return bool(outside == 0)
 
 
-@compiled
-def _by_rows(s: Array, table: Array, density: Any, out: Array) -> bool:
-    inside = True
-    for i in range(len(s)):
-        inside = _interpolate(s[i], table, density, out[i]) and inside
-    return inside
+def cubics(values: Tensor, slopes: Tensor) -> Array:
+    """For `interpolate`, from the values and slopes (per step) at the points of a grid: four coefficients per step."""
+    a, b, da, db = values[:-1], values[1:], slopes[:-1], slopes[1:]
+    coefficients = torch.stack([a, da, 3 * (b - a) - 2 * da - db, da + db - 2 * (b - a)], 1)
+    return coefficients.float().flatten().numpy()
 
 
-def interpolate(table: Callable[[], Array], density: float, s: Tensor, out: Tensor) -> bool:
-    """The function of `table` at s into `out`, if the loops are for these tensors and all s are on its grid; did it?
-
-    Also where s is a part of a larger state, as a block of an over-relaxed sweep is.
-    """
-    if not fit(s, out, dtypes=[torch.float32], strided=True):
+def interpolate(cubics: Callable[[], Array], density: float, s: Tensor, out: Tensor) -> bool:
+    """The function of these cubics at s into `out`, if the loops are for these tensors and all s are on the grid."""
+    if s.dtype != torch.float32 or not _by_rows(s, out) or not s.numel():
         return False
-    if s.is_contiguous() and out.is_contiguous():
-        return _interpolate(s.detach().view(-1).numpy(), table(), np.float32(density), out.detach().view(-1).numpy())
-    return s.ndim == 2 and _by_rows(s.detach().numpy(), table(), np.float32(density), out.detach().numpy())
+    (rows, n), (a, b), strides = s.shape, _flat(s, out), (s.stride(0), out.stride(0))
+    return bool(_interpolate(a, cubics(), np.float32(density), b, (rows, n), strides))
 
 
 def _serves(activation: Any, *tensors: Tensor, strided: bool = False) -> bool:
