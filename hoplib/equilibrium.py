@@ -400,6 +400,10 @@ def _finish(f: Sweep, sol: Solution, then: Then, x: Tensor, tol: float) -> Sweep
     end = iterate(g.restrict(near), z[near], then.second, max_iter=then.steps, tol=tol)
     r, way = sol.residual[near], residual(end.state, z[near])
     good = (end.residual < r) & (way < REACH * r)
+    if not then.backwards:
+        step = g.restrict(near)(z[near]) - z[near]
+        good &= (step * (end.state - z[near])).sum(1) > 0
+        sol.evaluations += len(near)
     z[near] = torch.where(good[:, None], end.state, z[near])
     sol.residual[near] = torch.where(good, end.residual, r)
     sol.state, sol.evaluations = z, sol.evaluations + end.evaluations

@@ -123,6 +123,7 @@ def test_options(options, error, message):
         (lambda: hop.Then(hop.Picard(), hop.Anderson(), at=0), "a relative residual above 0"),
         (lambda: hop.Adjoint(tol=-1.0), "tol must be"),
         (lambda: hop.Then(hop.Picard(), hop.Anderson(), even_odd="no"), "even_odd must be True or False, not 'no'"),
+        (lambda: hop.Then(hop.Picard(), hop.Anderson(), backwards=1), "backwards must be True or False, not 1"),
         (lambda: hop.Adjoint(max_iter=0), "max_iter must be"),
         (lambda: hop.Adjoint(tol="exact"), "tol must be"),
         (lambda: hop.Adjoint(steps=8, tol=1e-6), "a number of steps, or a tol .* not both"),

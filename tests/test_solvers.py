@@ -289,12 +289,35 @@ def test_a_finish_that_leads_to_another_equilibrium_is_refused():
     options = {"even_odd": True, "tol": 1e-12, "max_iter": 200, "s0": s0}
     first = hop.solve(net, x, **{**options, "tol": 1e-4})
     assert first.converged.all()
-    jumped = hop.solve(net, x, hop.Then(hop.Picard(), Mirror(), steps=300), **options)
-    assert torch.equal(jumped.state, first.state)
-    assert torch.equal(jumped.residual, first.residual)
+    for backwards in (False, True):  # too long a way, wherever it leads
+        finish = hop.Then(hop.Picard(), Mirror(), steps=300, backwards=backwards)
+        jumped = hop.solve(net, x, finish, **options)
+        assert torch.equal(jumped.state, first.state)
+        assert torch.equal(jumped.residual, first.residual)
     went_on = hop.solve(net, x, hop.Then(hop.Picard(), hop.Picard(), steps=300), **options)
     assert (went_on.residual < 1e-12).all()
     assert (hop.residual(went_on.state, first.state) < 0.01).all()
+
+
+def test_a_finish_that_lies_backwards_is_refused():
+    """As above, but near enough: small steps outwards meet the criterion early, at states of which −s is not far."""
+    net, x = tiny(hop.HAM, [6, 8, 7, 5], scale=3.0, rho="tanh", batch=16)
+    with torch.no_grad():
+        for b in net.b:
+            b.zero_()
+    x.zero_()
+    s0 = 0.01 * torch.randn(16, net.N, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    small, options = hop.Picard(0.2), {"even_odd": True, "max_iter": 200, "s0": s0}
+    first = hop.solve(net, x, small, tol=0.01, **options)
+    assert first.converged.all()
+    refused, jumped = (
+        hop.solve(net, x, hop.Then(small, Mirror(), at=0.01, steps=300, backwards=b), tol=1e-12, **options)
+        for b in (False, True)
+    )
+    assert torch.equal(refused.state, first.state)
+    assert torch.equal(refused.residual, first.residual)
+    assert refused.converged.all()
+    assert (hop.residual(jumped.state, first.state) > 1).all()
 
 
 def test_finished_samples_leave_the_batch():

@@ -68,12 +68,12 @@ def equilibrium(net: Network, x: Tensor, row: Row, tol: float, omega: float | No
     if row.solver == "over-relaxed":
         over = OverRelaxed(best_omega(net, x) if omega is None else omega)
         backward = RecurrentBackprop(k // 2, closed_form=paper.TOL)
-        return solve(net, x, Then(over, over), even_odd=True, tol=tol, backward=backward)
+        return solve(net, x, Then(over, over, backwards=True), even_odd=True, tol=tol, backward=backward)
     undamped = (paper.relaxation(net, even_odd) if solver.relaxation is None else solver.relaxation) == 1
     halves = not even_odd and undamped and not net.rule(net.rho, True).memory
     if halves and isinstance(solver, Picard):
         even_odd, n = True, n // 2
-    how = Then(solver, FINISH, even_odd=even_odd or halves)
+    how = Then(solver, FINISH, even_odd=even_odd or halves, backwards=True)
     backward = RecurrentBackprop(k // 2 if halves else k, closed_form=paper.TOL)
     return solve(net, x, how, even_odd=even_odd, max_iter=n, tol=tol, backward=backward)
 
