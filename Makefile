@@ -63,7 +63,7 @@ course: setup  ## the notebooks without the solutions of their exercises: build/
 		--TagRemovePreprocessor.enabled=True --TagRemovePreprocessor.remove_cell_tags solution
 
 results: setup  ## the table and the figures of the records, in results/ and the README
-	$(BIN)/python -m hoplib.experiment.results
+	$(BIN)/python site/front.py
 
 # What is asked of the table: ROWS="3-HAM 5-*" SEEDS="0 1" DATA=emnist; all by default. OUTPUT is the folder of the
 # results. SIZES="epochs=2 layers='784 16 10' tol=0" makes other runs of the rows. FLAGS go to snakemake.

@@ -46,10 +46,10 @@ from weights import WEIGHTS, find
 import hoplib as hop
 from hoplib import paper
 from hoplib.experiment.config import Config
-from hoplib.experiment.files import load_network
+from hoplib.experiment.files import ROOT, load_network
 from hoplib.experiment.measure import readout
-from hoplib.experiment.results import ROOT, SEEDS, load, per_run
-from hoplib.experiment.rows import MODELS, ROWS, SOLVERS, TRAININGS, Row, get_row, select
+from hoplib.experiment.results import load, per_run
+from hoplib.experiment.rows import MODELS, ROWS, SEEDS, SOLVERS, TRAININGS, Row, get_row, select
 from hoplib.experiment.run import can_compile, versions
 from hoplib.experiment.train import Training
 from hoplib.links import multiply

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from hoplib.experiment.results import COMMITTED, ROOT, SEEDS
-from hoplib.experiment.rows import TRAININGS, Row, get_row
+from hoplib.experiment.files import ROOT
+from hoplib.experiment.rows import SEEDS, TRAININGS, Row, get_row
 from hoplib.paper import EPOCHS
 
 WEIGHTS = ROOT / "results" / "weights"
@@ -33,7 +33,7 @@ def _places(names: list[str], epoch: int, folder: Path, committed: Path) -> Iter
         for seed in SEEDS:
             yield folder / name / f"seed-{seed}{part}.safetensors"
     for name in names:
-        if name in COMMITTED and epoch >= ends[name]:
+        if epoch >= ends[name]:
             yield committed / f"{name}-seed-0-half.safetensors"
 
 

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 import matplotlib.pyplot as plt
 import numpy as np
 import seaborn as sns  # type: ignore[import-untyped]
-import torch
 from matplotlib import rc_params_from_file
 from matplotlib.axes import Axes
 from matplotlib.collections import QuadMesh
@@ -142,46 +141,6 @@ def dynamics(runs: Sequence[Run], rows: Sequence[str]) -> Figure | None:
         ax.set_ylabel("" if i % columns else "relative residual")
         ax.set_visible(i < len(found))
     fig.colorbar(mesh, ax=axes, label="share of the images per bin", shrink=0.8)
-    return fig
-
-
-def settling(found: Mapping[str, np.ndarray], names: Sequence[str]) -> Figure:
-    """The same digits settle in several ways: the ten outputs after each iteration, and all images below.
-
-    found: `images` (digits, 784) and `outputs` (ways, digits, iterations, 10) as bytes; `iterations` and `settled`
-    (ways, all images); `chosen`, which of them the digits are; `max_iter`.
-    """
-    digits, shown = len(found["chosen"]), found["outputs"].shape[2]
-    colours = [COLOURS[name] for name in names]
-    fig = plt.figure(figsize=(10, digits + 3.4), layout="constrained")
-    above, below = fig.subfigures(2, 1, height_ratios=[digits + 0.9, 2.5])  # type: ignore[misc]
-    axes = above.subplots(digits, 1 + len(names), width_ratios=[1] + [2.6] * len(names))
-    for d, row in enumerate(axes):
-        digit(row[0], torch.from_numpy(found["images"][d]) / 255)
-        for w, ax in enumerate(row[1:]):
-            n, settled = int(found["iterations"][w, found["chosen"][d]]), found["settled"][w, found["chosen"][d]]
-            ax.imshow(found["outputs"][w, d].T, cmap="Greys", vmin=0, vmax=255, aspect="auto", interpolation="nearest")
-            if settled:
-                ax.axvline(n, color=colours[w], linewidth=2.5)
-            ax.set(xticks=[], yticks=[])
-            ax.grid(False)
-            told = f"settled after {n}" if settled else "never settles"
-            ax.set_xlabel(told, color=colours[w], fontsize=9, labelpad=2)
-            if d == 0:
-                ax.set_title(names[w], color=colours[w], fontsize=11, loc="center")
-        row[0].axis("off")
-        row[1].set_yticks([0, 9], ["0", "9"], fontsize=8)
-    above.suptitle(
-        f"The ten outputs of one network, iterations 1 to {shown}; a line where the image has settled", x=0, ha="left"
-    )
-    ax = below.subplots()
-    order = np.arange(1, int(found["max_iter"]) + 1)
-    for w, name in enumerate(names):
-        done = np.where(found["settled"][w], found["iterations"][w], np.inf)
-        ax.plot(order, [100 * (done <= n).mean() for n in order], color=colours[w], linewidth=2.5, label=name)
-    ax.set(xlim=(0, order[-1]), ylim=(0, 102), xlabel="iterations", ylabel="settled images, %")
-    ax.set_title(f"{found['iterations'].shape[1]:,} test images in the same network", loc="left", fontsize=11)
-    ax.legend(loc="lower right")
     return fig
 
 

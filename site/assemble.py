@@ -174,7 +174,7 @@ def programs(build: Path) -> list[Program]:
     return [
         Program(
             "table",
-            ("-m", "hoplib.experiment.results", "--output", str(build)),
+            ("site/front.py", "--output", str(build)),
             (ROOT / "results",),
             tables,
             "Table 2 of the records, beside the paper's",

@@ -248,14 +248,15 @@ def test_an_output_where_nothing_can_be_written_is_named(capsys):
 def test_files_are_utf_8_whatever_the_locale():
     """Read as Latin-1, say, the README would be written back with other letters. In a locale of ASCII a read fails."""
     code = """if True:
-        from hoplib.experiment import batch, notebooks, results
+        import front
+        from hoplib.experiment import batch, notebooks
         notebooks.check_parameters(batch.NOTEBOOK, {})
-        results.load, results.rendered, results.settled = lambda _: [], lambda _: {}, lambda _: None
-        results.halve, results.pages = lambda _: None, lambda *_: {"README.md": {}}
-        results.write = lambda path, content: print(content == path.read_bytes())
-        results.main([])
+        front.load, front.rendered, front.settled = lambda _: [], lambda _: {}, lambda _: None
+        front.halve, front.pages = lambda _: None, lambda *_: {"README.md": {}}
+        front.write = lambda path, content: print(content == path.read_bytes())
+        front.main([])
         """
-    ascii_ = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    ascii_ = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONPATH": str(ROOT / "site")}
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=os.environ | ascii_)
     assert found.stdout.startswith("True"), found.stderr
 

@@ -7,16 +7,18 @@ from pathlib import Path
 import matplotlib
 
 matplotlib.use("Agg")
+import front
 import numpy as np
 import pandas as pd
 import pytest
+import settling
 import torch
 from PIL import Image
 from synthetic import synthetic
 
 import hoplib as hop
 from hoplib import Status, plot
-from hoplib.experiment import notebooks, results, settling
+from hoplib.experiment import notebooks, results
 from hoplib.experiment.files import save_network
 from hoplib.experiment.rows import BEYOND, EVERY, ROWS
 
@@ -115,31 +117,31 @@ def test_the_over_relaxed_rows_stand_beside_the_papers(runs, tmp_path):
     assert found["even-odd"]["3-ExactCHN-OR"] == mean["3-CHN-EO"]
     assert found["over-relaxed"]["5-ExactCHN-OR"] == mean["5-ExactCHN-OR"]
     assert found["even-odd"].isna().sum() == 2
-    said = results.how_large(runs, tmp_path)
+    said = front.how_large(runs, tmp_path)
     assert f"{mean['7-HAM-OR']:.1f} instead of {mean['7-HAM-EO-DEQ']:.1f} in 7 layers (" in said
     assert f"{mean['5-ExactCHN-OR']:.1f} in 5 layers of a CHN (" in said
     way = {"even-odd": {"seconds": 3.0}, "over-relaxed": {"seconds": 2.0}}
     (tmp_path / "peer.json").write_text(json.dumps({"settings": {}, "7-HAM-EO-seed-0-half": way}))
-    assert results.how_large([], tmp_path).endswith("1.5 times as fast as plain even-odd updates in 7 layers.")
+    assert front.how_large([], tmp_path).endswith("1.5 times as fast as plain even-odd updates in 7 layers.")
 
 
 def test_the_longest_gradients_are_those_of_the_file(tmp_path):
     path = tmp_path / "published.json"
-    assert results.longest_gradients(path) == ""
+    assert front.longest_gradients(path) == ""
     runs = [("3-CHN-EO", "short", 9.7), ("3-CHN-EO-published", "short", 5e10)]
     runs += [("3-CHN-EO-published", "to the letter", 2.0), ("3-CHN-EO-DEQ-published", "to the letter", 1.264e8)]
     path.write_text(
         json.dumps({"runs": [dict(zip(("training", "way", "longest gradient"), r, strict=True)) for r in runs]})
     )
-    said = results.longest_gradients(path)
+    said = front.longest_gradients(path)
     assert "130,000,000 in 2 trainings to the letter, 10 in trainings that read" in said
 
 
 def test_a_place_in_a_text_is_filled_once():
     text = "a <!-- n -->1<!-- end n --> b"
-    assert results.between(text, "n", "2") == "a <!-- n -->2<!-- end n --> b"
+    assert front.between(text, "n", "2") == "a <!-- n -->2<!-- end n --> b"
     with pytest.raises(ValueError, match="no single place <!-- m -->"):
-        results.between(text, "m", "2")
+        front.between(text, "m", "2")
 
 
 def test_the_summary_has_the_papers_rows_and_numbers(runs):
@@ -157,7 +159,7 @@ def test_the_summary_has_the_papers_rows_and_numbers(runs):
 def test_costs_are_told_as_they_were_measured(runs, tmp_path):
     path = tmp_path / "costs.json"
     path.write_text('{"make paper": {"minutes": 6.4, "disk_gb": 6.31, "cores": 2}}')
-    text = results.costs(runs, path)
+    text = front.costs(runs, path)
     assert re.search(r"`make paper`.*\| 6 minutes on 2 cores \| 6.3 GB \|", text)
     assert re.search(r"`make test`.*\|  \|  \|", text)
     assert re.search(r"make table.*\d+ to \d+ minutes on one core", text)
@@ -182,21 +184,21 @@ def test_its_numbers_are_computed_once(tmp_path, monkeypatch):
     monkeypatch.setattr(settling, "compute", None)
     again = settling.settled(tmp_path)
     assert all((again[name] == value).all() for name, value in found.items())
-    assert plot.settling(found, list(settling.ways(1.0))) is not None
+    assert settling.picture(found) is not None
 
 
 def test_half_precision_weights_are_written_only_when_they_differ(tmp_path):
     net = hop.HAM([784, 12, 10], seed=0, device="cpu")
     trained, half = tmp_path / "3-HAM-EO" / "seed-0.safetensors", tmp_path / "3-HAM-EO-seed-0-half.safetensors"
     save_network(net, trained)
-    results.halve(tmp_path)
+    front.halve(tmp_path)
     before = half.stat().st_mtime_ns
-    results.halve(tmp_path)
+    front.halve(tmp_path)
     assert half.stat().st_mtime_ns == before
     with torch.no_grad():
         net.b[0][0] += 1
     save_network(net, trained)
-    results.halve(tmp_path)
+    front.halve(tmp_path)
     assert half.stat().st_mtime_ns != before
 
 
@@ -230,10 +232,10 @@ class TestCommitted:
             assert (ROOT / "results" / name).read_text() == text, name
 
     def test_the_readme_and_the_claims(self, committed):
-        for page, places in results.pages(committed, ROOT / "results").items():
+        for page, places in front.pages(committed, ROOT / "results").items():
             text = (ROOT / page).read_text()
             for place, content in places.items():
-                assert results.between(text, place, content) == text, f"{page}: {place}"
+                assert front.between(text, place, content) == text, f"{page}: {place}"
 
     def test_the_first_figure(self):
         weights = settling.digest(ROOT / "results" / "weights" / settling.WEIGHTS)

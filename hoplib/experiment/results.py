@@ -1,36 +1,24 @@
-"""The records as tables: one tidy frame for each question, the paper's Table 2 beside ours, and the files in results/.
-
-    python -m hoplib.experiment.results   write the tables and the figures to results/, what the README tells to it
+"""The records as tables: one tidy frame for each question, and the paper's Table 2 beside ours.
 
 Everything is read from the records that count; nothing is typed by hand. Needs the `notebooks` extra.
 """
 
 from __future__ import annotations
 
-import argparse
 import hashlib
-import json
-import os
-import re
-import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pandas as pd  # type: ignore[import-untyped]
-import torch
 
-from ..network import Network
 from .config import configure
-from .files import ROOT, load_network, save_network, write
 from .measure import WAYS, Arrays
 from .records import read_record, record_path, why_not
-from .rows import EVERY, ROWS, SEEDS, Row
-from .settling import sentence, settled, ways
+from .rows import EVERY, SEEDS, Row
 
 MEASURED = {"iterations_mean": 1, "test_accuracy": 100, "not_converged": 100, "false_convergence": 100}  # × for people
-COMMITTED = ("3-HAM-EO", "5-HAM-EO", "7-HAM-EO", "3-CHN-EO")  # the networks that others start from
 
 
 @dataclass(frozen=True)
@@ -218,23 +206,6 @@ def beyond(runs: list[Run]) -> pd.DataFrame:
     return pd.DataFrame(lines).T.rename_axis("row")
 
 
-def how_large(runs: list[Run], results: Path) -> str:
-    """What over-relaxation gains, in a sentence or two: iterations by the records, time by benchmarks/peer.py."""
-    said, text = [], ""
-    for name, line in beyond(runs).iterrows():
-        where = f"{len(EVERY[name].layers)} layers" + (" of a CHN" if EVERY[name].model != "HAM" else "")
-        than = "" if pd.isna(line["even-odd, Anderson"]) else f" instead of {line['even-odd, Anderson']:.1f}"
-        said.append(f"{line['over-relaxed']:.1f}{than} in {where} (accuracy {line['accuracy %']:.1f} %)")
-    if said:
-        text = f"Iterations of trained networks, against even-odd updates with Anderson: {', '.join(said)}."
-    if (path := results / "peer.json").exists():
-        peer = {name[0]: ways for name, ways in json.loads(path.read_bytes()).items() if name != "settings"}
-        ratios = [f"{ways['even-odd']['seconds'] / ways['over-relaxed']['seconds']:.1f}" for ways in peer.values()]
-        text += f" In time, to the same true error: {', '.join(ratios)} times as fast as plain even-odd updates"
-        text += f" in {', '.join(peer)} layers."
-    return text.strip()
-
-
 def spread(mean: float, std: float, digits: int) -> str:
     """mean ± std; no ± where there is one seed, nothing where there is none."""
     if pd.isna(mean):
@@ -297,15 +268,6 @@ def latex(frame: pd.DataFrame) -> str:
     return text.replace("±", r"$\pm$")
 
 
-def between(text: str, name: str, content: str) -> str:
-    """The text with everything between its comments <!-- name --> and <!-- end name --> replaced."""
-    pattern = rf"(<!-- {name} -->\n?).*?(<!-- end {name} -->)"
-    filled, places = re.subn(pattern, lambda m: m[1] + content + m[2], text, flags=re.S)
-    if places != 1:
-        raise ValueError(f"the text has no single place <!-- {name} --> … <!-- end {name} -->")
-    return filled
-
-
 def rendered(runs: list[Run]) -> dict[str, str]:
     """The text of every table file, by name."""
     found = table(runs)
@@ -322,99 +284,3 @@ def source(runs: list[Run], rows: list[str]) -> str:
     """What a figure of these rows is drawn from: a digest of their records."""
     sums = "".join(r.numbers["npz_sha256"] for r in runs if r.row in rows)
     return f"records {hashlib.sha256(sums.encode()).hexdigest()}"
-
-
-def halve(weights: Path) -> None:
-    """The networks that are committed, in half precision, from the trained ones where these are there and differ."""
-    for name in COMMITTED:
-        trained, half = weights / name / "seed-0.safetensors", weights / f"{name}-seed-0-half.safetensors"
-        if trained.exists():
-            net = load_network(trained, "cpu")
-            if not (half.exists() and alike(net, load_network(half, "cpu"))):
-                save_network(net, half, half=True)
-
-
-def alike(net: Network, other: Network) -> bool:
-    """Whether two networks are the same in half precision."""
-    ours, theirs = net.state_dict(), other.state_dict()
-    return repr(net) == repr(other) and all(torch.equal(t.half(), theirs[k].half()) for k, t in ours.items())
-
-
-def of_the_table(runs: list[Run]) -> str:
-    """How many of the records of the paper's table are there."""
-    return f"{sum(r.row in ROWS for r in runs)} of {len(ROWS) * len(SEEDS)}"
-
-
-def pages(runs: list[Run], results: Path) -> dict[str, dict[str, str]]:
-    """Page of the repository → place in it → what belongs there."""
-    known, found = of_the_table(runs), settled(results)
-    readme = {"table": rendered(runs)["summary.md"], "records": known, "costs": costs(runs, results / "costs.json")}
-    readme |= {"published": longest_gradients(results / "published.json")}
-    return {
-        "README.md": readme | {"settling": sentence(found) if found else "", "beyond": how_large(runs, results)},
-        "CLAIMS.md": {"records": known},
-    }
-
-
-def longest_gradients(path: Path) -> str:
-    """How long gradients become where CHN-EO is read as published, in a sentence: by benchmarks/published.py."""
-    if not path.exists():
-        return ""
-    found = pd.DataFrame(json.loads(path.read_bytes())["runs"])
-    free, letter = found.training.str.endswith("-published"), found.way == "to the letter"
-    most, usual = (found[rows]["longest gradient"].max() for rows in (free & letter, ~free))
-    text = f"Longest gradient of a first epoch: {float(f'{most:.1e}'):,.0f} in {(free & letter).sum()} trainings to the"
-    return text + f" letter, {usual:.0f} in trainings that read the output layer."
-
-
-def costs(runs: list[Run], path: Path) -> str:
-    """What the commands cost: as `make costs` has measured the first two, as the records tell of a training."""
-    known = json.loads(path.read_bytes()) if path.exists() else {}
-    lines = {
-        "`make paper`": "executes all notebooks, draws all figures, makes the site",
-        "`make test`": "runs all tests and all notebooks",
-        "`make table ROWS=… SEEDS=0`": "trains one row",
-    }
-    found = pd.DataFrame({"what it does": lines, "time": "", "disk": ""}).rename_axis("command")
-    for command in found.index:
-        if cost := known.get(command.strip("`")):
-            found.loc[command, "time"] = f"{cost['minutes']:.0f} minutes on {cost['cores']} cores"
-            found.loc[command, "disk"] = f"{cost['disk_gb']:.1f} GB"
-    if runs:
-        minutes = 60 * per_run([r for r in runs if r.numbers["epoch"] > 3]).training_hours
-        found.iloc[-1, 1] = f"{minutes.min():.0f} to {minutes.max():.0f} minutes on one core"
-    return markdown(found).replace("---:", "---")
-
-
-def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m hoplib.experiment.results", description=(__doc__ or "").split("\n")[0]
-    )
-    parser.add_argument("--results", type=Path, default=ROOT / "results", help="the folder of runs/")
-    parser.add_argument("--output", type=Path, help="where the files go, instead of results/ and the README")
-    args = parser.parse_args(argv)
-    from .. import plot
-
-    runs, output = load(args.results), args.output or args.results
-    if args.output is None:
-        halve(args.results / "weights")
-    for name, text in rendered(runs).items():
-        write(output / name, text.encode())
-    plot.use_style()
-    for name, rows in plot.FIGURES.items():
-        if (figure := plot.dynamics(runs, rows)) is not None:
-            plot.save(figure, output / "figures" / name, source(runs, rows))
-    if (found := settled(args.results)) is not None:
-        plot.save(plot.settling(found, list(ways(1.0))), output / "figures" / "settling", f"weights {found['weights']}")
-    if args.output is None:
-        for page, places in pages(runs, args.results).items():
-            text = (ROOT / page).read_text("utf-8")
-            for place, content in places.items():
-                text = between(text, place, content)
-            write(ROOT / page, text.encode())
-    print(f"{of_the_table(runs)} records: the tables and figures/ are in {os.path.relpath(output)}/")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

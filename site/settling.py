@@ -1,4 +1,4 @@
-"""The same digits settle four ways in one trained network: the numbers behind the README's first figure.
+"""The same digits settle four ways in one trained network: the README's first figure, and the numbers behind it.
 
 They are computed from the committed weights, kept in results/settling.npz, and computed anew when the weights change.
 """
@@ -8,18 +8,20 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
+import matplotlib.pyplot as plt
 import numpy as np
 import torch
+from matplotlib.figure import Figure
 from torch import Tensor
 
-from .. import paper
-from ..data import load_data
-from ..equilibrium import solve, updates
-from ..network import Network
-from ..relaxation import OverRelaxed, best_omega
-from ..solvers import Anderson, Picard, Solver, Status, trajectory
-from .files import load_network, pack, write
-from .measure import CROSS, Arrays
+from hoplib import paper, plot
+from hoplib.data import load_data
+from hoplib.equilibrium import solve, updates
+from hoplib.experiment.files import load_network, pack, write
+from hoplib.experiment.measure import CROSS, Arrays
+from hoplib.network import Network
+from hoplib.relaxation import OverRelaxed, best_omega
+from hoplib.solvers import Anderson, Picard, Solver, Status, trajectory
 
 WEIGHTS = "7-HAM-EO-seed-0-half.safetensors"
 QUANTILES = (0.25, 0.5, 0.75)  # of the synchronous iterations: the digits that are shown, beside one that cycles
@@ -90,6 +92,42 @@ def settled(results: Path) -> Arrays | None:
     found = compute(weights)
     write(path, pack(found))
     return found
+
+
+def picture(found: Arrays) -> Figure:
+    """The same digits settle in several ways: the ten outputs after each iteration, and all images below."""
+    names, digits, shown = list(ways(1.0)), len(found["chosen"]), found["outputs"].shape[2]
+    colours = [plot.COLOURS[name] for name in names]
+    fig = plt.figure(figsize=(10, digits + 3.4), layout="constrained")
+    above, below = fig.subfigures(2, 1, height_ratios=[digits + 0.9, 2.5])  # type: ignore[misc]
+    axes = above.subplots(digits, 1 + len(names), width_ratios=[1] + [2.6] * len(names))
+    for d, row in enumerate(axes):
+        plot.digit(row[0], torch.from_numpy(found["images"][d]) / 255)
+        for w, ax in enumerate(row[1:]):
+            n, settled = int(found["iterations"][w, found["chosen"][d]]), found["settled"][w, found["chosen"][d]]
+            ax.imshow(found["outputs"][w, d].T, cmap="Greys", vmin=0, vmax=255, aspect="auto", interpolation="nearest")
+            if settled:
+                ax.axvline(n, color=colours[w], linewidth=2.5)
+            ax.set(xticks=[], yticks=[])
+            ax.grid(False)
+            told = f"settled after {n}" if settled else "never settles"
+            ax.set_xlabel(told, color=colours[w], fontsize=9, labelpad=2)
+            if d == 0:
+                ax.set_title(names[w], color=colours[w], fontsize=11, loc="center")
+        row[0].axis("off")
+        row[1].set_yticks([0, 9], ["0", "9"], fontsize=8)
+    above.suptitle(
+        f"The ten outputs of one network, iterations 1 to {shown}; a line where the image has settled", x=0, ha="left"
+    )
+    ax = below.subplots()
+    order = np.arange(1, int(found["max_iter"]) + 1)
+    for w, name in enumerate(names):
+        done = np.where(found["settled"][w], found["iterations"][w], np.inf)
+        ax.plot(order, [100 * (done <= n).mean() for n in order], color=colours[w], linewidth=2.5, label=name)
+    ax.set(xlim=(0, order[-1]), ylim=(0, 102), xlabel="iterations", ylabel="settled images, %")
+    ax.set_title(f"{found['iterations'].shape[1]:,} test images in the same network", loc="left", fontsize=11)
+    ax.legend(loc="lower right")
+    return fig
 
 
 def sentence(found: Arrays) -> str:
