@@ -10,6 +10,7 @@ import json
 import os
 import re
 import sys
+from collections.abc import Collection
 from pathlib import Path
 
 import pandas as pd
@@ -18,8 +19,8 @@ from settling import picture, sentence, settled
 
 from hoplib import plot
 from hoplib.experiment.files import ROOT, load_network, save_network, write
-from hoplib.experiment.results import Run, beyond, load, markdown, per_run, rendered, source
-from hoplib.experiment.rows import EVERY, ROWS, SEEDS
+from hoplib.experiment.results import Run, beyond, load, markdown, per_run, rendered, source, table, way
+from hoplib.experiment.rows import BEYOND, EVERY, ROWS, SEEDS
 from hoplib.network import Network
 
 COMMITTED = ("3-HAM-EO", "5-HAM-EO", "7-HAM-EO", "3-CHN-EO")  # the networks that others start from
@@ -41,16 +42,17 @@ def alike(net: Network, other: Network) -> bool:
     return repr(net) == repr(other) and all(torch.equal(t.half(), theirs[k].half()) for k, t in ours.items())
 
 
-def of_the_table(runs: list[Run]) -> str:
-    """How many of the records of the paper's table are there."""
-    return f"{sum(r.row in ROWS for r in runs)} of {len(ROWS) * len(SEEDS)}"
+def there(runs: list[Run], rows: Collection[str] = ROWS) -> str:
+    """How many of the records of these rows are there."""
+    return f"{sum(r.row in rows for r in runs)} of {len(rows) * len(SEEDS)}"
 
 
 def pages(runs: list[Run], results: Path) -> dict[str, dict[str, str]]:
     """Page of the repository → place in it → what belongs there."""
-    known, found = of_the_table(runs), settled(results)
+    known, found = there(runs), settled(results)
     readme = {"table": rendered(runs)["summary.md"], "records": known, "costs": costs(runs, results / "costs.json")}
     readme |= {"published": longest_gradients(results / "published.json")}
+    readme |= {"exact": at_once(runs), "new": there(runs, BEYOND)}
     return {
         "README.md": readme | {"settling": sentence(found) if found else "", "beyond": how_large(runs, results)},
         "CLAIMS.md": {"records": known},
@@ -66,6 +68,18 @@ def longest_gradients(path: Path) -> str:
     most, usual = (found[rows]["longest gradient"].max() for rows in (free & letter, ~free))
     text = f"Longest gradient of a first epoch: {float(f'{most:.1e}'):,.0f} in {(free & letter).sum()} trainings to the"
     return text + f" letter, {usual:.0f} in trainings that read the output layer."
+
+
+def at_once(runs: list[Run]) -> str:
+    """What a CHN of 3 layers needs where its neurons settle through ς⁻¹, and where they settle by local steps."""
+    found = table(runs)
+    exact, local = (found.loc[[n for n in found.index if n.startswith(kind)]] for kind in ("3-ExactCHN", "3-CHN"))
+    local = local.reindex(["3-CHN", "3-CHN-EO", "3-CHN-EO-DEQ"]).dropna(subset=["updates"])
+    if not len(exact) or not len(local):
+        return ""
+    ours, papers = (", ".join(f"{n:.0f} ({way(EVERY[name])})" for name, n in t.updates.items()) for t in (exact, local))
+    least = [f"{t.test_accuracy.min():.1f}" for t in (exact, local)]
+    return f"Updates of the state: {ours}; of the paper's CHN: {papers}. Accuracy: at least {' and '.join(least)} %."
 
 
 def costs(runs: list[Run], path: Path) -> str:
@@ -135,7 +149,7 @@ def main(argv: list[str] | None = None) -> int:
             for place, content in places.items():
                 text = between(text, place, content)
             write(ROOT / page, text.encode())
-    print(f"{of_the_table(runs)} records: the tables and figures/ are in {os.path.relpath(output)}/")
+    print(f"{there(runs)} records: the tables and figures/ are in {os.path.relpath(output)}/")
     return 0
 
 

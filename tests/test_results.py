@@ -125,6 +125,14 @@ def test_the_over_relaxed_rows_stand_beside_the_papers(runs, tmp_path):
     assert front.how_large([], tmp_path).endswith("1.5 times as fast as plain even-odd updates in 7 layers.")
 
 
+def test_a_chn_through_its_inverse_stands_beside_the_papers(runs):
+    frame = results.per_run(runs).groupby("row").iterations_mean.mean()
+    said = front.at_once(runs)
+    assert f"Updates of the state: {frame['3-ExactCHN']:.0f} (synchronous), " in said
+    assert f"of the paper's CHN: {frame['3-CHN']:.0f} (synchronous), {20 * frame['3-CHN-EO']:.0f} (even-odd), " in said
+    assert front.at_once([r for r in runs if "Exact" not in r.row]) == ""
+
+
 def test_the_longest_gradients_are_those_of_the_file(tmp_path):
     path = tmp_path / "published.json"
     assert front.longest_gradients(path) == ""
