@@ -60,6 +60,16 @@ def fit(
     return True
 
 
+def array(t: Tensor) -> Array:
+    """The numbers of a tensor, for the loops."""
+    return (t.detach() if t.requires_grad else t).numpy()  # a view that nobody needs would cost as much as a loop
+
+
+def flat(t: Tensor) -> Array:
+    """The same of a contiguous tensor, in one row."""
+    return array(t).reshape(-1)
+
+
 def compiled(loop: Loop) -> Loop:
     """Sums may be reordered, so that they run in vectors; infinities and NaNs keep their meaning."""
     if numba is None:
@@ -196,10 +206,10 @@ def _by_rows(*tensors: Tensor) -> bool:
     return tensors[0].ndim == 2 and fit(*tensors, strided=True) and all(t.stride(1) == 1 for t in tensors)
 
 
-def _flat(*tensors: Tensor) -> list[Array]:
+def _rows(*tensors: Tensor) -> list[Array]:
     """Each from the first number of its first row to the last of its last row."""
     rows, n = tensors[0].shape
-    return [t.detach().as_strided(((rows - 1) * t.stride(0) + n,), (1,)).numpy() for t in tensors]
+    return [array(t.as_strided(((rows - 1) * t.stride(0) + n,), (1,))) for t in tensors]
 
 
 def relax(s: Tensor, h: Tensor, eta: float, c: float, out: Tensor) -> bool:
@@ -207,7 +217,7 @@ def relax(s: Tensor, h: Tensor, eta: float, c: float, out: Tensor) -> bool:
     if not _by_rows(s, h, out):
         return False
     if s.numel():
-        (rows, n), (a, b, d) = s.shape, _flat(s, h, out)
+        (rows, n), (a, b, d) = s.shape, _rows(s, h, out)
         strides = s.stride(0), h.stride(0), out.stride(0)
         _relax(a, b, a.dtype.type(eta), a.dtype.type(c), d, (rows, n), strides)
     return True
@@ -270,19 +280,18 @@ def rho(activation: Any, s: Tensor, out: Tensor) -> bool:
     """ρ(s) into `out`, if there are loops for this activation and these tensors; did it?"""
     if not _serves(activation, s, out):
         return False
-    _rho(s.detach().view(-1).numpy(), out.detach().view(-1).numpy())
+    _rho(flat(s), flat(out))
     return True
 
 
 def settle(activation: Any, s: Tensor, h: Tensor, w: float, steps: int, out: Tensor, r: Tensor | None = None) -> bool:
     """So many local steps of a CHN into `out`, if there are loops for this activation and these tensors; did it?"""
     if steps == 1 and r is not None and h is out and _serves(activation, s, r, out):
-        s_, r_, out_ = (t.detach().view(-1).numpy() for t in (s, r, out))
-        _step(s_, r_, np.float32(w), out_)
+        _step(flat(s), flat(r), np.float32(w), flat(out))
         return True
     if not _serves(activation, s, h, out, strided=True):
         return False
-    _settle(s.detach().numpy(), h.detach().numpy(), np.float32(w), steps, out.detach().numpy())
+    _settle(array(s), array(h), np.float32(w), steps, array(out))
     return True
 
 
@@ -315,7 +324,7 @@ def interpolate(cubics: Callable[[], Array], density: float, s: Tensor, out: Ten
     """The function of these cubics at s into `out`, if the loops are for these tensors and all s are on the grid."""
     if s.dtype != torch.float32 or not _by_rows(s, out) or not s.numel():
         return False
-    (rows, n), (a, b), strides = s.shape, _flat(s, out), (s.stride(0), out.stride(0))
+    (rows, n), (a, b), strides = s.shape, _rows(s, out), (s.stride(0), out.stride(0))
     return bool(_interpolate(a, cubics(), np.float32(density), b, (rows, n), strides))
 
 

@@ -38,7 +38,7 @@ class FixedPointMap(Protocol):
 
 
 class Verdict(NamedTuple):
-    """On the newest map values of a batch."""
+    """On the newest map values of a batch, until the next look."""
 
     residual: Tensor
     error: Tensor  # the residual; of a sample that has met the criterion by chance, the error in z = f(z)
@@ -56,9 +56,16 @@ class Values:
     def __init__(self, z: Tensor, depth: int = 3) -> None:
         self.k = -1  # the iteration that the newest value is of
         self.depth = max(3, depth)  # the loop looks back on two
-        self.G = z.new_empty(self.depth, *z.shape)
-        self.ring = self.G.unbind()  # cut up once, not at every look
         self.compiled = kernels.fit(z)
+        self.hold(z.new_empty(self.depth, *z.shape))
+
+    def hold(self, G: Tensor) -> None:
+        """These map values from now on; all that every look needs is made here, once."""
+        self.G, self.ring = G, G.unbind()
+        if self.compiled:
+            r = G.new_empty(G.shape[1])
+            self.verdict = r, torch.empty_like(r), torch.empty_like(r, dtype=torch.bool)
+            self.arrays, self.out = ([*map(kernels.array, tensors)] for tensors in (self.ring, self.verdict))
 
     def __getitem__(self, back: int) -> Tensor:
         """The map value of so many iterations ago."""
@@ -78,11 +85,10 @@ class Values:
         g, before = self[0], self[1]
         chance = math.inf if z is None else CHANCE * tol
         if self.compiled:
-            r, error, ended = g.new_empty(len(g)), g.new_empty(len(g)), torch.empty_like(running)
-            g_, before_, z_, running_ = (t.detach().numpy() for t in (g, before, g if z is None else z, running))
-            r_, error_, ended_ = (t.numpy() for t in (r, error, ended))
-            some = kernels.judge(g_, before_, z_, running_, float(tol), chance, r_, error_, ended_)
-            return Verdict(r, error, ended, some)
+            g_, before_ = self.arrays[self.k % self.depth], self.arrays[(self.k - 1) % self.depth]
+            z_ = g_ if z is None else kernels.array(z)
+            some = kernels.judge(g_, before_, z_, kernels.array(running), float(tol), chance, *self.out)
+            return Verdict(*self.verdict, some)
         r = residual(g, before)
         ended = running & ((r >= tol) & (r < math.inf)).logical_not_()
         some, error = kernels.waits(r) or bool(ended.any()), r
@@ -94,8 +100,7 @@ class Values:
 
     def restrict(self, keep: Tensor) -> None:
         """Forget all samples but `keep`."""
-        self.G = self.G.index_select(1, keep)
-        self.ring = self.G.unbind()
+        self.hold(self.G.index_select(1, keep))
 
 
 class Steps(Protocol):
@@ -210,7 +215,7 @@ class AndersonSteps:
         slot, used = values.k % self.depth, min(values.k + 1, o.m)
         if values.compiled:
             new = torch.empty_like(g)
-            z_, G_, F_, gram_, new_ = (t.detach().numpy() for t in (z, values.G, self.F, self.gram, new))
+            z_, G_, F_, gram_, new_ = map(kernels.array, (z, values.G, self.F, self.gram, new))
             kernels.anderson(z_, G_, F_, gram_, new_, slot, used, float(o.mu), o.relative, o.safeguard)
             return new
         f = torch.sub(g, z, out=self.F[slot])
