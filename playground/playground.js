@@ -166,26 +166,34 @@ function chart(title, low, { line = null, height = 190 } = {}) {
     const log = low !== null,
       values = series.flatMap(([, points]) => points.map(([, v]) => v));
     const scale = log ? (v) => Math.log10(Math.max(v, 10 ** low)) : (v) => v;
-    const unit = log ? 1 : 0.2,
-      least = log ? low : Math.min(0, unit * Math.floor(Math.min(...values) / unit));
-    const high = unit * Math.ceil(Math.max(scale(Math.max(...values)), least + unit) / unit - 1e-9);
+    const from = log ? low : Math.min(0, ...values),
+      to = scale(Math.max(...values));
+    const gap = (log ? [1, 2, 5] : [0.2, 0.5, 1, 2, 5, 10, 20]).find((u) => to - from <= 5 * u) || 50;
+    const unit = log ? 1 : gap,
+      least = unit * Math.floor(from / unit);
+    const high = unit * Math.ceil(Math.max(to, least + unit) / unit - 1e-9);
     const x = (k) => left + ((width - left - right) * k) / Math.max(end, 1);
     const y = (v) => top + ((height - top - bottom) * (high - scale(v))) / (high - least);
     const marks = [],
       ticks = [1, 2, 5, 10, 20, 50, 100].find((s) => end / s <= (width > 400 ? 9 : 5)) || 200;
-    const gap = unit * Math.ceil((high - least) / unit / 6);
     for (let e = least; e <= high + unit / 2; e += gap) {
-      const at = y(log ? 10 ** e : e);
-      marks.push(g("line", { class: "grid", x1: left, x2: width - right, y1: at, y2: at }));
+      const at = y(log ? 10 ** e : e),
+        zero = !log && Math.abs(e) < gap / 2;
+      marks.push(g("line", { class: zero ? "grid zero" : "grid", x1: left, x2: width - right, y1: at, y2: at }));
       marks.push(
-        g("text", { x: left - 6, y: at + 4, "text-anchor": "end" }, log ? power(e) : e.toFixed(1).replace("-", "−")),
+        g(
+          "text",
+          { x: left - 6, y: at + 4, "text-anchor": "end" },
+          log ? power(e) : (zero ? 0 : e).toFixed(1).replace("-", "−"),
+        ),
       );
     }
     for (let k = 0; k <= end; k += ticks)
       marks.push(g("text", { x: x(k), y: height - 8, "text-anchor": "middle" }, String(k)));
     if (line) {
       marks.push(g("line", { class: "criterion", x1: left, x2: width - right, y1: y(line), y2: y(line) }));
-      marks.push(g("text", { class: "criterion", x: left + 6, y: y(line) - 6 }, `settled: ${power(Math.log10(line))}`));
+      const place = { x: width - right - 12, y: y(line) + 15, "text-anchor": "end" }; // where no way goes on
+      marks.push(g("text", { class: "criterion", ...place }, `settled: ${power(Math.log10(line))}`));
     }
     for (const [colour, points] of series) {
       const shown = points.filter(([k]) => k <= t);
@@ -352,7 +360,8 @@ function digitPicker(data, change) {
       pad,
       h("div", { class: "row" }, [
         h("button", { type: "button", onclick: clear }, "Wipe"),
-        h("span", { class: "hint" }, "Draw a digit here, or pick one."),
+        h("span", { class: "hint mouse" }, "Draw a digit here, or pick one."),
+        h("span", { class: "hint keys" }, "Arrows move, space draws."),
       ]),
     ]),
     h("div", {}, [
@@ -379,7 +388,7 @@ function card(name) {
   const colour = COLOURS[name],
     count = h("strong", { class: "count" }, "0"),
     badge = h("span", { class: "badge" });
-  const reads = h("span", { class: "reads" }),
+  const reads = h("p", { class: "reads" }),
     rises = h("p", { class: "rises" }),
     layers = h("div", { class: "layers" });
   const bars = g("svg", { class: "bars", viewBox: "0 0 200 78", role: "img" });
@@ -388,7 +397,10 @@ function card(name) {
   bars.append(g("line", { class: "axis", x1: 0, x2: 200, y1: 62, y2: 62 }), ...rects, ...digits);
   const el = h("article", { class: "card", style: `--way: ${colour}`, "data-way": name }, [
     h("header", {}, [h("h3", {}, name), h("p", { class: "meaning" }, MEANING[name])]),
-    h("div", { class: "state" }, [h("p", {}, [count, " iterations"]), h("p", {}, [badge]), h("p", {}, [reads]), rises]),
+    h("div", { class: "state" }, [
+      h("div", {}, [h("p", {}, [count, " iterations"]), reads]),
+      h("div", {}, [badge, rises]),
+    ]),
     h("div", { class: "out" }, [bars]),
     layers,
   ]);
@@ -416,7 +428,7 @@ function card(name) {
       : !over
         ? "settling …"
         : run.status === "cycling"
-          ? "↔ swings for ever"
+          ? "never settles"
           : "not settled";
     badge.className = `badge ${settled ? "settled" : over ? "unsettled" : ""}`;
     reads.textContent = k ? `reads ${answer}` : " ";
