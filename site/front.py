@@ -79,7 +79,8 @@ def at_once(runs: list[Run]) -> str:
         return ""
     ours, papers = (", ".join(f"{n:.0f} ({way(EVERY[name])})" for name, n in t.updates.items()) for t in (exact, local))
     least = [f"{t.test_accuracy.min():.1f}" for t in (exact, local)]
-    return f"Updates of the state: {ours}; of the paper's CHN: {papers}. Accuracy: at least {' and '.join(least)} %."
+    text = f"Updates of the state: {ours}; of the paper's CHN: {papers}."
+    return text + f" Accuracy: {least[0]} % or more; of the paper's CHN {least[1]} % or more."
 
 
 def costs(runs: list[Run], path: Path) -> str:

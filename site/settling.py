@@ -135,5 +135,6 @@ def sentence(found: Arrays) -> str:
     never = ", ".join(f"{1 - share:.1%}".replace("%", " %") for share in found["settled"].mean(1))
     return (
         f"Iterations until a test image has settled, on average over {images:,} images: {means}. "
-        f"Not settled after {int(found['max_iter'])} iterations, in the same order: {never} of the images."
+        f"Not settled after {int(found['max_iter'])} iterations, in the same order: {never} of the images; "
+        f"they count as {int(found['max_iter']) - 1}."
     )

@@ -72,6 +72,7 @@ class TestPlan:
         assert len(plan.jobs()) == 90
         assert sum(len(job.rows) for job in plan.jobs()) == 95
         assert plan.output == ROOT / "results"
+        assert Plan.parse({"rows": ",", "seeds": " , "}).jobs() == plan.jobs(), "no word is no choice"
         (record,) = Plan.parse({"data": "emnist", "rows": "3-HAM", "seeds": 0}).jobs()[0].rows
         assert record == "3-HAM_data=emnist"
 
@@ -102,6 +103,7 @@ class TestPlan:
             ({"seeds": "0 one"}, "must be integers.*'one'"),
             ({"epochs": 0}, "epochs must be an integer from 1 to 10"),
             ({"layers": "784 x 10"}, "must be integers"),
+            ({"rows": "5-HAM", "layers": "784 10"}, r"layers=\[784, 10\] contradicts the row '5-HAM'"),
             ({"data": "cifar"}, "unknown data set 'cifar'"),
             ({"output": __file__}, r"output must be a folder; .*test_batch\.py is a file"),
         ],

@@ -114,7 +114,8 @@ class TestTable:
             (lambda: Row("HAM", (784, 10), "newton"), "unknown solver 'newton'"),
             (lambda: small(epochs=0), "epochs must be an integer from 1 to 10"),
             (lambda: small(epochs=11), "epochs must be an integer from 1 to 10"),
-            (lambda: small(layers=(100, 10)), "784 input and 10 output"),
+            (lambda: small(layers=(100, 16, 10)), "784 input and 10 output"),
+            (lambda: small("5-HAM-EO", layers=(784, 10)), r"layers=\[784, 10\] contradicts the row '5-HAM-EO'"),
             (lambda: small(data="cifar"), "unknown data set 'cifar'"),
             (lambda: small(train_images=60_001), "train_images must be an integer from 64 to 60000"),
             (lambda: small(seed=-1), "seed must be"),
@@ -168,7 +169,7 @@ class TestChoice:
     def test_no_two_configurations_share_a_name(self):
         """The seed apart, which is the name of the file."""
         changes = [{}, {"tol": 0}, {"tol": 1e-7}, {"layers": (784, 17, 10)}, {"train_images": 641}, {"batch_size": 32}]
-        names = {tuple(small(**c)[1]) for c in changes} | {tuple(small(row, None)[1]) for row in ROWS}
+        names = {tuple(small(**c)[1]) for c in changes} | {tuple(configure(row)[1]) for row in ROWS}
         assert len(names) == len(changes) + len(ROWS)
         assert small(tol=0)[0] == small(tol=0.0)[0]
         assert small(tol=0)[0].name == small(tol=0.0)[0].name

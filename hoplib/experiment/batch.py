@@ -88,7 +88,7 @@ class Plan:
         except ValueError as e:
             raise ValueError(f"seeds, layers, epochs and images must be integers, tol a number: {e}") from None
         sizes = {k: given.pop(k) for k in SIZES if k in given}
-        seeds, output = given.pop("seeds", SEEDS), given.pop("output", cls.output)
+        seeds, output = given.pop("seeds", ()) or SEEDS, given.pop("output", cls.output)
         plan = cls(**given, seeds=tuple(dict.fromkeys(seeds)), output=output.resolve(), sizes=sizes)
         if plan.output.is_file():
             raise ValueError(f"output must be a folder; {plan.output} is a file")

@@ -13,7 +13,7 @@ from .. import checks
 from ..data import SOURCES
 from ..paper import BATCH, EPOCHS, TOL
 from . import rows as table
-from .rows import EVERY, SHORT, TRAININGS, Row, get_row, given
+from .rows import EVERY, SHORT, TRAININGS, Row, choose, get_row, given
 
 
 @dataclass(frozen=True)
@@ -94,11 +94,13 @@ def configure(
 ) -> tuple[Config, dict[str, int]]:
     """The configuration of a row's training, and what it measures: the name of each record → epoch.
 
-    `row` is a name of the table or a Row of one's own. `layers`, `epochs` and the options make a run another one than
-    the row's; its records then have names of their own. `epochs` may also be more than the row has. `tol` None is the
-    row's own.
+    `row` is a name of the table or a Row of one's own. `layers` (as many as the named row has), `epochs` and the options
+    make a run another one than the row's; its records then have names of their own. `epochs` may also be more than the
+    row has. `tol` None is the row's own.
     """
     named = row if isinstance(row, Row) else get_row(row)
+    if isinstance(row, str):
+        choose(row, layers=layers)  # another depth is an error: the record would have the row's name
     names = [n for n in TRAININGS.get(named.training, ()) if EVERY[n].epoch <= named.epoch]
     rows = {n: EVERY[n] for n in names} if isinstance(row, str) else {named.training: named}
     last = named.epoch if epochs is None else epochs
