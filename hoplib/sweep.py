@@ -96,7 +96,8 @@ class Sweep:
     """z ↦ f(z), the state after a sweep, by blocks in the order of their turns.
 
     z (batch, size) holds the blocks, the last one first. If there are two and a block forgets where it was (a HAM's
-    without relaxation), the first block follows from the second and is left out of z: Eq. (9) for s_even alone.
+    without relaxation, with no links of its own), the first block follows from the second and is left out of z: Eq. (9)
+    for s_even alone.
     Called with `out` (under `torch.no_grad` and without autocast), a sweep writes there and allocates next to nothing;
     called without, it can be differentiated by autograd.
     """
@@ -117,13 +118,13 @@ class Sweep:
         self.like: Tensor = net.b[0]  # of the network's type and on its device
         self.relax(omega)
         self.blocks = [Block(members, net.layers) for members in blocks]
-        self.forgets = len(self.blocks) == 2 and not self.rules[0].memory
-        held = range(1 if self.forgets else 0, len(self.blocks))
-        self.held = Block(reversed(held), [block.size for block in self.blocks])
-        self.size = self.held.size
         self.link(products)
         of = {l: k for k, block in enumerate(self.blocks) for l in block.members}
         self.sources = [sorted({of[j] for l in block.members for j, _ in self.incoming[l]}) for block in self.blocks]
+        self.forgets = len(self.blocks) == 2 and not self.rules[0].memory and 0 not in self.sources[0]
+        held = range(1 if self.forgets else 0, len(self.blocks))
+        self.held = Block(reversed(held), [block.size for block in self.blocks])
+        self.size = self.held.size
         self._buffers: dict[tuple[str, int], Tensor] = {}
         self.pace: Pace | None = None
         coupled = [self.blocks[k].members for k, sources in enumerate(self.sources) if k in sources]

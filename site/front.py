@@ -77,7 +77,9 @@ def at_once(runs: list[Run]) -> str:
     local = local.reindex(["3-CHN", "3-CHN-EO", "3-CHN-EO-DEQ"]).dropna(subset=["updates"])
     if not len(exact) or not len(local):
         return ""
-    ours, papers = (", ".join(f"{n:.0f} ({way(EVERY[name])})" for name, n in t.updates.items()) for t in (exact, local))
+    ours, papers = (
+        ", ".join(f"{n:.{int(n < 10)}f} ({way(EVERY[name])})" for name, n in t.updates.items()) for t in (exact, local)
+    )
     least = [f"{t.test_accuracy.min():.1f}" for t in (exact, local)]
     text = f"Updates of the state: {ours}; of the paper's CHN: {papers}."
     return text + f" Accuracy: {least[0]} % or more; of the paper's CHN {least[1]} % or more."
@@ -113,13 +115,17 @@ def between(text: str, name: str, content: str) -> str:
 
 def how_large(runs: list[Run], results: Path) -> str:
     """What over-relaxation gains, in a sentence or two: iterations by the records, time by benchmarks/peer.py."""
-    said, text = [], ""
+    said: dict[str, list[str]] = {"HAM": [], "CHN": []}
     for name, line in beyond(runs).iterrows():
-        where = f"{len(EVERY[name].layers)} layers" + (" of a CHN" if EVERY[name].model != "HAM" else "")
-        than = "" if pd.isna(line["even-odd, Anderson"]) else f" instead of {line['even-odd, Anderson']:.1f}"
-        said.append(f"{line['over-relaxed']:.1f}{than} in {where} (accuracy {line['accuracy %']:.1f} %)")
-    if said:
-        text = f"Iterations of trained networks, against even-odd updates with Anderson: {', '.join(said)}."
+        model = "HAM" if EVERY[name].model == "HAM" else "CHN"  # an iteration of the paper's CHN is another thing
+        than = f" instead of {line['even-odd, Anderson']:.1f}" if model == "HAM" else ""
+        where = f"in {len(EVERY[name].layers)} layers (accuracy {line['accuracy %']:.1f} %)"
+        said[model].append(f"{line['over-relaxed']:.1f}{than} {where}")
+    text = ""
+    if said["HAM"]:
+        text = f"Iterations of trained HAMs, against even-odd updates with Anderson: {', '.join(said['HAM'])}."
+    if said["CHN"]:
+        text += f" Of CHNs through ς⁻¹: {', '.join(said['CHN'])}."
     if (path := results / "peer.json").exists():
         peer = {name[0]: ways for name, ways in json.loads(path.read_bytes()).items() if name != "settings"}
         ratios = [f"{ways['even-odd']['seconds'] / ways['over-relaxed']['seconds']:.1f}" for ways in peer.values()]

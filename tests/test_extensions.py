@@ -279,16 +279,19 @@ def test_an_odd_cycle_is_named():
         hop.solve(net, x, even_odd=True)
 
 
-def test_blocks_of_ones_own_share_the_fixed_points():
-    """A block for each layer, in any order: the asynchronous update of Remark 1."""
+@pytest.mark.parametrize("blocks", [[[1], [2], [3], [4]], [[4], [2], [1], [3]], [[1, 2], [3, 4]], [[1, 2, 3], [4]]])
+def test_blocks_of_ones_own_share_the_fixed_points(blocks):
+    """In any order (a block for each layer: the asynchronous update of Remark 1), also with links inside a block."""
     net = NETWORKS["skip link"]()
     x = torch.rand(2, 5, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     s = hop.solve(net, x, even_odd=False, tol=1e-14, max_iter=3000).state
-    for order in ([1, 2, 3, 4], [4, 2, 1, 3]):
-        f = net.sweep(x, [[l] for l in order])
-        with torch.no_grad():
-            z = hop.iterate(f, f.start(), hop.Picard(), max_iter=3000, tol=1e-14).state
+    f = net.sweep(x, blocks)
+    with torch.no_grad():
+        z = hop.iterate(f, f.start(), hop.Picard(), max_iter=3000, tol=1e-14).state
         torch.testing.assert_close(f.join(z), s, rtol=1e-10, atol=1e-12)
+        series, steps = f.adjoint(s, s).neumann(3), f.along(z, 3, s)
+        for l, mu in net.split(series).items():
+            torch.testing.assert_close(sum(turn.mu[l] for turn in steps if l in turn.mu), mu, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize(
