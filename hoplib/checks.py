@@ -99,19 +99,21 @@ def ordinary(*tensors: Tensor) -> None:
             raise RuntimeError("solve does not support forward-mode differentiation: use .backward()")
 
 
-def own_weights(module: nn.Module, activations: Iterable[object]) -> None:
-    """No weight that torch makes of others, by a parametrization or by a hook (prune): its gradient would be lost.
+def own_weights(net: Any) -> None:
+    """No weight that torch makes of others (a parametrization, prune's hook, DataParallel): its gradient would be lost.
 
-    So would that by a parameter of an activation.
+    So would that by a parameter of an activation, or of the network's besides the links' and the biases.
     """
-    for part in module.modules():
-        if is_parametrized(part) or part._forward_pre_hooks:
+    for part in net.links.modules():
+        if is_parametrized(part) or part._forward_pre_hooks or hasattr(part, "_is_replica"):
             kind = type(part).__name__
             raise TypeError(f"the weights of a {kind} are made of others: only ThroughTime() differentiates that")
-    for rho in activations:
-        inside = [*vars(rho).values(), *(rho.parameters() if isinstance(rho, nn.Module) else ())]
-        if any(isinstance(t, Tensor) and t.requires_grad for t in inside):
-            raise TypeError(f"{type(rho).__name__} has parameters of its own: only ThroughTime() differentiates that")
+    known = {*map(id, (*net.W, *net.b))}
+    for owner in (*(net.rho.at(l) for l in range(len(net.layers))), net):
+        parts = [owner] if owner is net else [owner, *vars(owner).values()]
+        inside = [t for part in parts for t in (part.parameters() if isinstance(part, nn.Module) else [part])]
+        if any(isinstance(t, Tensor) and t.requires_grad and id(t) not in known for t in inside):
+            raise TypeError(f"{type(owner).__name__} has parameters of its own: only ThroughTime() differentiates that")
 
 
 def autocast(t: Tensor) -> bool:

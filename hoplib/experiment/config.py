@@ -94,7 +94,7 @@ def configure(
 ) -> tuple[Config, dict[str, int]]:
     """The configuration of a row's training, and what it measures: the name of each record → epoch.
 
-    `row` is a name of the table or a Row of one's own. `layers` (as many as the named row has), `epochs` and the options
+    `row` is a name of the table or a Row of one's own. `layers` (as many as a named row has), `epochs` and the options
     make a run another one than the row's; its records then have names of their own. `epochs` may also be more than the
     row has. `tol` None is the row's own.
     """
