@@ -105,14 +105,14 @@ def own_weights(net: Any) -> None:
     So would that by a parameter of an activation, or of the network's besides the links' and the biases.
     """
     for part in net.links.modules():
-        if is_parametrized(part) or part._forward_pre_hooks or hasattr(part, "_is_replica"):
+        if is_parametrized(part) or part._forward_pre_hooks or "_is_replica" in vars(part):
             kind = type(part).__name__
             raise TypeError(f"the weights of a {kind} are made of others: only ThroughTime() differentiates that")
-    known = {*map(id, (*net.W, *net.b))}
-    for owner in (*(net.rho.at(l) for l in range(len(net.layers))), net):
-        parts = [owner] if owner is net else [owner, *vars(owner).values()]
+    besides = [*net._parameters.values(), *(part for name, part in net._modules.items() if name not in ("links", "b"))]
+    rhos = {id(rho): rho for rho in map(net.rho.at, range(len(net.layers)))}.values()
+    for owner, parts in [*((rho, [rho, *vars(rho).values()]) for rho in rhos), (net, besides)]:
         inside = [t for part in parts for t in (part.parameters() if isinstance(part, nn.Module) else [part])]
-        if any(isinstance(t, Tensor) and t.requires_grad and id(t) not in known for t in inside):
+        if any(isinstance(t, Tensor) and t.requires_grad for t in inside):
             raise TypeError(f"{type(owner).__name__} has parameters of its own: only ThroughTime() differentiates that")
 
 

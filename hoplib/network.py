@@ -287,7 +287,9 @@ class CHN(Network):
     local_damping: float = paper.DAMPING
 
     def rule(self, rho: Activation, sole: bool) -> Rule:
-        return ChnRule(rho) if sole else ChnRule(rho, self.local_iterations, self.local_damping)
+        steps = checks.integer("local_iterations", self.local_iterations, 1)
+        omega = checks.number("local_damping", self.local_damping, "a positive number", above=True)
+        return ChnRule(rho) if sole else ChnRule(rho, steps, omega)
 
 
 class ExactCHN(HAM):

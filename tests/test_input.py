@@ -257,6 +257,18 @@ def test_a_network_of_mixed_precision_is_refused():
         hop.solve(net, x)
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [*(("local_iterations", v) for v in (0, 2.5, True)), *(("local_damping", v) for v in (0, -1, float("nan"), None))],
+)
+def test_local_steps_that_lead_nowhere_are_refused(name, value):
+    """Without a step, or with steps of no length, every state would look converged."""
+    net, x = tiny(hop.CHN, [7, 6, 5])
+    setattr(net, name, value)
+    with pytest.raises(ValueError, match=f"{name} must be a.* not {value}"):
+        hop.solve(net, x, even_odd=True)
+
+
 def test_numbers_of_numpy_are_numbers():
     ours = configure("3-HAM", 1, layers=[784, 16, 10], epochs=2, train_images=640, tol=0.0)
     size, one, two, none = np.int64([16, 1, 2, 0])
