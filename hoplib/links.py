@@ -121,7 +121,8 @@ def onednn() -> bool:
     """
     if torch.backends.cpu.get_cpu_capability() != "AVX512" or "AuthenticAMD" not in _processor():
         return False
-    a, b, h = (torch.arange(n * m, dtype=torch.float32).view(n, m) for n, m in ((2, 3), (3, 4), (2, 4)))
+    numbers = torch.arange(12, dtype=torch.float32, device="cpu")
+    a, b, h = (numbers[: n * m].view(n, m) for n, m in ((2, 3), (3, 4), (2, 4)))
     try:
         return all(torch.equal(by_onednn(a, b, t), a @ b + (0 if t is None else t)) for t in (None, h[1], h))
     except (AttributeError, RuntimeError, TypeError):
