@@ -68,6 +68,7 @@ def digit(ax: Axes, x: Tensor, title: str = "") -> Axes:
     """One image of 784 pixels, dark on light."""
     ax.imshow(x.detach().cpu().numpy().reshape(28, 28), cmap="gray_r", vmin=0, vmax=1)
     ax.set(title=title, xticks=[], yticks=[])
+    ax.spines[:].set_visible(False)
     ax.grid(False)
     return ax
 
@@ -127,20 +128,20 @@ def dynamics(runs: Sequence[Run], rows: Sequence[str]) -> Figure | None:
     found = {name: mine for name in rows if (mine := [r for r in runs if r.row == name])}
     if not found:
         return None
-    columns = -(-len(found) // 2) if len(found) > 4 else len(found)
-    lines = -(-len(found) // columns)
-    size = (2.9 * columns + 1, 2.5 * lines + 0.3)
+    lines = -(-len(found) // 4)
+    columns = -(-len(found) // lines)
+    size = (min(2.9 * columns + 1, 9.2), 2.3 * lines + 0.3)  # as wide as a page: what is written stays legible
     fig, axes = plt.subplots(lines, columns, figsize=size, sharey=True, squeeze=False, layout="constrained")
     for ax, (name, mine) in zip(axes.flat, found.items(), strict=False):
         counts = np.sum([r.arrays["histogram"].astype(int) for r in mine], 0)
         criteria = [r.numbers["criteria"] for r in mine]
         means = {float(c): float(np.mean([numbers[c] for numbers in criteria])) for c in criteria[0]}
         mesh = residuals(ax, counts, means, images=sum(len(r.arrays["iterations"]) for r in mine))
-        ax.set_title(f"{name}, {len(mine)} seed{'s' if len(mine) > 1 else ''}")
+        ax.set_title(f"{name}, {len(mine)} seed{'s' if len(mine) > 1 else ''}", fontsize=10)
     for i, ax in enumerate(axes.flat):
         ax.set_ylabel("" if i % columns else "relative residual")
         ax.set_visible(i < len(found))
-    fig.colorbar(mesh, ax=axes, label="share of the images per bin", shrink=0.8)
+    fig.colorbar(mesh, ax=axes, label="share of the images per bin", shrink=0.8, aspect=30)
     return fig
 
 

@@ -97,7 +97,7 @@ def costs(runs: list[Run], path: Path) -> str:
     for command in found.index:
         if cost := known.get(command.strip("`")):
             found.loc[command, "time"] = f"{cost['minutes']:.0f} minutes on {cost['cores']} cores"
-            found.loc[command, "disk"] = f"{cost['disk_gb']:.1f} GB"
+            found.loc[command, "disk"] = f"{cost['disk_gb']:.1f}\u00a0GB"
     if runs:
         minutes = 60 * per_run([r for r in runs if r.numbers["epoch"] > 3]).training_hours
         found.iloc[-1, 1] = f"{minutes.min():.0f} to {minutes.max():.0f} minutes on one core"

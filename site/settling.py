@@ -98,8 +98,8 @@ def picture(found: Arrays) -> Figure:
     """The same digits settle in several ways: the ten outputs after each iteration, and all images below."""
     names, digits, shown = list(ways(1.0)), len(found["chosen"]), found["outputs"].shape[2]
     colours = [plot.COLOURS[name] for name in names]
-    fig = plt.figure(figsize=(10, digits + 3.4), layout="constrained")
-    above, below = fig.subfigures(2, 1, height_ratios=[digits + 0.9, 2.5])  # type: ignore[misc]
+    fig = plt.figure(figsize=(8, 0.8 * digits + 3.2), layout="constrained")
+    above, below = fig.subfigures(2, 1, height_ratios=[0.8 * digits + 0.9, 2.3])  # type: ignore[misc]
     axes = above.subplots(digits, 1 + len(names), width_ratios=[1] + [2.6] * len(names))
     for d, row in enumerate(axes):
         plot.digit(row[0], torch.from_numpy(found["images"][d]) / 255)
@@ -111,14 +111,12 @@ def picture(found: Arrays) -> Figure:
             ax.set(xticks=[], yticks=[])
             ax.grid(False)
             told = f"settled after {n}" if settled else "never settles"
-            ax.set_xlabel(told, color=colours[w], fontsize=9, labelpad=2)
+            ax.set_xlabel(told, fontsize=9, labelpad=2)
             if d == 0:
-                ax.set_title(names[w], color=colours[w], fontsize=11, loc="center")
-        row[0].axis("off")
+                ax.set_title(names[w], fontsize=11, loc="center")
         row[1].set_yticks([0, 9], ["0", "9"], fontsize=8)
-    above.suptitle(
-        f"The ten outputs of one network, iterations 1 to {shown}; a line where the image has settled", x=0, ha="left"
-    )
+    told = f"The ten outputs of one network, iterations 1 to {shown}; a line where the image has settled"
+    above.suptitle(told, x=0.01, ha="left")
     ax = below.subplots()
     order = np.arange(1, int(found["max_iter"]) + 1)
     for w, name in enumerate(names):
