@@ -270,6 +270,18 @@ def test_the_energy_of_a_boltzmann_machine_is_its_free_energy():
     torch.testing.assert_close(net.energy(s, x), free)
 
 
+def test_one_softmax_for_all_is_one_for_each_layer():
+    """Not one over a block of several layers: other blocks would have other equilibria."""
+    x = torch.rand(3, 5, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    one, each = (hop.HAM([5, 4, 6, 4, 3], rho=rho, **DOUBLE) for rho in (Softmax(), [Softmax()] * 5))
+    states = [
+        hop.solve(net, x, even_odd=even_odd, tol=1e-13, max_iter=3000).state
+        for net, even_odd in ((one, False), (one, True), (each, True))
+    ]
+    torch.testing.assert_close(states[1], states[0], rtol=1e-9, atol=1e-11)
+    assert torch.equal(states[1], states[2])
+
+
 def test_an_odd_cycle_is_named():
     links = {ends: hop.Dense(weights(3, 3)) for ends in ((0, 1), (1, 2), (2, 3), (1, 3))}
     net = hop.HAM([3, 3, 3, 3], links=links, **DOUBLE)
