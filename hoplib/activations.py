@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from . import kernels
+from . import checks, kernels
 
 
 class Activation:
@@ -32,9 +32,7 @@ class Activation:
 
     def __init_subclass__(cls) -> None:
         its = ("drho", "d2rho", "slope", "times", "slopes", "lagrangian", "log_drho", "dlog_drho", "bijective", "kappa")
-        for name in its if "rho" in vars(cls) else ():
-            if name not in vars(cls):
-                setattr(cls, name, getattr(Activation, name))
+        checks.inherit(cls, Activation, "rho", those=its)
 
     def rho(self, s: Tensor, out: Tensor | None = None) -> Tensor:
         raise NotImplementedError
