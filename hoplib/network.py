@@ -287,9 +287,10 @@ class CHN(Network):
     local_damping: float = paper.DAMPING
 
     def rule(self, rho: Activation, sole: bool) -> Rule:
+        if sole:
+            return ChnRule(rho)
         steps = checks.integer("local_iterations", self.local_iterations, 1)
-        omega = checks.number("local_damping", self.local_damping, "a positive number", above=True)
-        return ChnRule(rho) if sole else ChnRule(rho, steps, omega)
+        return ChnRule(rho, steps, checks.number("local_damping", self.local_damping, "a positive number", above=True))
 
 
 class ExactCHN(HAM):
