@@ -116,6 +116,16 @@ def own_weights(net: Any) -> None:
             raise TypeError(f"{type(owner).__name__} has parameters of its own: only ThroughTime() differentiates that")
 
 
+def inherit(cls: type, base: type, *what: str, those: Iterable[str]) -> None:
+    """A class that writes one of `what` anew has of `those` only what it says itself, or what the base class says.
+
+    What its parent says about its own `what` would be wrong, in silence.
+    """
+    for name in those if vars(cls).keys() & {*what} else ():
+        if name not in vars(cls):
+            setattr(cls, name, getattr(base, name))
+
+
 def autocast(t: Tensor) -> bool:
     """Is torch.autocast on for the device of t?"""
     return not t.is_meta and torch.is_autocast_enabled(t.device.type)

@@ -28,9 +28,15 @@ Product = Callable[..., Tensor]  # (r, h=None, out=None) ↦ h + W r, into `out`
 
 
 class Link(nn.Module):
-    """A coupling of two layers of `sizes` (n_a, n_b). A subclass writes the four methods."""
+    """A coupling of two layers of `sizes` (n_a, n_b). A subclass writes the four methods.
+
+    One that derives from another link and pushes or pulls in another way needs gradients of its own, too.
+    """
 
     sizes: tuple[int, int]
+
+    def __init_subclass__(cls) -> None:
+        checks.inherit(cls, Link, "push", "pull", those=("products", "gradients"))
 
     def push(self, r: Tensor, h: Tensor | None = None, out: Tensor | None = None) -> Tensor:
         """h_b = h + W r_a, into `out` where that is given."""

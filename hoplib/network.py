@@ -287,9 +287,10 @@ class CHN(Network):
     local_damping: float = paper.DAMPING
 
     def rule(self, rho: Activation, sole: bool) -> Rule:
+        if sole:
+            return ChnRule(rho)
         steps = checks.integer("local_iterations", self.local_iterations, 1)
-        omega = checks.number("local_damping", self.local_damping, "a positive number", above=True)
-        return ChnRule(rho) if sole else ChnRule(rho, steps, omega)
+        return ChnRule(rho, steps, checks.number("local_damping", self.local_damping, "a positive number", above=True))
 
 
 class ExactCHN(HAM):
@@ -338,7 +339,8 @@ def two_colours(ends: Sequence[tuple[int, int]], hidden: Sequence[int]) -> dict[
 
 def _activation(rho: object, layers: Sequence[int]) -> Activation:
     if isinstance(rho, (str, Activation)):
-        return activations.get(rho)
+        one = activations.get(rho)
+        return one if one.elementwise else PerLayer([one] * len(layers), layers)  # of a layer's neurons, not a block's
     if not isinstance(rho, Sequence) or len(rho) != len(layers):
         raise ValueError(f"rho must be one activation, or {len(layers)}, one for each layer and the input; not {rho!r}")
     return PerLayer([activations.get(r) for r in rho], layers)
