@@ -25,7 +25,7 @@ help:  ## this list
 setup: $(READY)  ## the environment in .venv, exactly as locked; CPU=1: without CUDA
 
 own:
-	@"$(BIN)/python" -c 'import hoplib' || { echo "$(BIN)/python has no hoplib: see the README on conda" >&2; exit 1; }
+	@"$(BIN)/python" -c 'import signal as s; s.signal(s.SIGINT, s.SIG_DFL); import hoplib' || { echo "$(BIN)/python has no hoplib: see the README on conda" >&2; exit 1; }
 
 .venv/ready: requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; try make PYTHON=python3.12")'

@@ -16,16 +16,23 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from . import kernels
+from . import checks, kernels
 
 
 class Activation:
-    """ρ = ∂L/∂s, element-wise. A subclass writes `rho`, `drho`, `d2rho`, `lagrangian` and, where ρ' > 0, `log_drho`."""
+    """ρ = ∂L/∂s, element-wise. A subclass writes `rho`, `drho`, `d2rho`, `lagrangian` and, where ρ' > 0, `log_drho`.
+
+    One that derives from another activation and writes another `rho` inherits nothing that belongs to the other's ρ.
+    """
 
     name = "activation"
     bijective = False  # is ς(s) = s/ρ'(s) a bijection of the real line?
     elementwise = True  # else `slope` and `times` say what the Jacobian of ρ does
     kappa: float | None = None  # sup |ρ''/ρ'|: by how much log ρ' changes at most; None: there is no bound
+
+    def __init_subclass__(cls) -> None:
+        its = ("drho", "d2rho", "slope", "times", "slopes", "lagrangian", "log_drho", "dlog_drho", "bijective", "kappa")
+        checks.inherit(cls, Activation, "rho", those=its)
 
     def rho(self, s: Tensor, out: Tensor | None = None) -> Tensor:
         raise NotImplementedError

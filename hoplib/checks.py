@@ -99,19 +99,31 @@ def ordinary(*tensors: Tensor) -> None:
             raise RuntimeError("solve does not support forward-mode differentiation: use .backward()")
 
 
-def own_weights(module: nn.Module, activations: Iterable[object]) -> None:
-    """No weight that torch makes of others, by a parametrization or by a hook (prune): its gradient would be lost.
+def own_weights(net: Any) -> None:
+    """No weight that torch makes of others (a parametrization, prune's hook, DataParallel): its gradient would be lost.
 
-    So would that by a parameter of an activation.
+    So would that by a parameter of an activation, or of the network's besides the links' and the biases.
     """
-    for part in module.modules():
-        if is_parametrized(part) or part._forward_pre_hooks:
+    for part in net.links.modules():
+        if is_parametrized(part) or part._forward_pre_hooks or "_is_replica" in vars(part):
             kind = type(part).__name__
             raise TypeError(f"the weights of a {kind} are made of others: only ThroughTime() differentiates that")
-    for rho in activations:
-        inside = [*vars(rho).values(), *(rho.parameters() if isinstance(rho, nn.Module) else ())]
+    besides = [*net._parameters.values(), *(part for name, part in net._modules.items() if name not in ("links", "b"))]
+    rhos = {id(rho): rho for rho in map(net.rho.at, range(len(net.layers)))}.values()
+    for owner, parts in [*((rho, [rho, *vars(rho).values()]) for rho in rhos), (net, besides)]:
+        inside = [t for part in parts for t in (part.parameters() if isinstance(part, nn.Module) else [part])]
         if any(isinstance(t, Tensor) and t.requires_grad for t in inside):
-            raise TypeError(f"{type(rho).__name__} has parameters of its own: only ThroughTime() differentiates that")
+            raise TypeError(f"{type(owner).__name__} has parameters of its own: only ThroughTime() differentiates that")
+
+
+def inherit(cls: type, base: type, *what: str, those: Iterable[str]) -> None:
+    """A class that writes one of `what` anew has of `those` only what it says itself, or what the base class says.
+
+    What its parent says about its own `what` would be wrong, in silence.
+    """
+    for name in those if vars(cls).keys() & {*what} else ():
+        if name not in vars(cls):
+            setattr(cls, name, getattr(base, name))
 
 
 def autocast(t: Tensor) -> bool:

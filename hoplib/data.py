@@ -38,8 +38,10 @@ class Split:
         The generator is a CPU generator whatever the device, so that a seed means the same order everywhere.
         """
         checks.integer("the batch size", size, 1, len(self))
-        order = torch.arange(len(self)) if generator is None else torch.randperm(len(self), generator=generator)
-        for i in order.to(self.x.device)[: len(self) // size * size].view(-1, size):
+        n, order = len(self), torch.arange(len(self), device="cpu")
+        if generator is not None:
+            order = torch.randperm(n, generator=generator, device="cpu")
+        for i in order[: n // size * size].to(self.x.device).view(-1, size):
             yield self.x[i], self.y[i]
 
 

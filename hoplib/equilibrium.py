@@ -328,7 +328,7 @@ def solve(
     checks.number("tol", tol, RESIDUAL)
     if backward is not None and not isinstance(backward, ThroughTime):
         checks.able("backward", backward, "turns", "Adjoint(), RecurrentBackprop() or ThroughTime()")
-        checks.own_weights(net.links, [net.rho.at(l) for l in range(len(net.layers))])
+        checks.own_weights(net)
     checks.ordinary(*(t for t in (x, s0) if isinstance(t, Tensor)), *net.parameters())
     if isinstance(x, Tensor):
         x = x.to(net.b[0].dtype) if checks.autocast(x) else x  # as in any layer that autocast leaves as it is

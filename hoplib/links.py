@@ -28,9 +28,15 @@ Product = Callable[..., Tensor]  # (r, h=None, out=None) ↦ h + W r, into `out`
 
 
 class Link(nn.Module):
-    """A coupling of two layers of `sizes` (n_a, n_b). A subclass writes the four methods."""
+    """A coupling of two layers of `sizes` (n_a, n_b). A subclass writes the four methods.
+
+    One that derives from another link and pushes or pulls in another way needs gradients of its own, too.
+    """
 
     sizes: tuple[int, int]
+
+    def __init_subclass__(cls) -> None:
+        checks.inherit(cls, Link, "push", "pull", those=("products", "gradients"))
 
     def push(self, r: Tensor, h: Tensor | None = None, out: Tensor | None = None) -> Tensor:
         """h_b = h + W r_a, into `out` where that is given."""
@@ -121,7 +127,8 @@ def onednn() -> bool:
     """
     if torch.backends.cpu.get_cpu_capability() != "AVX512" or "AuthenticAMD" not in _processor():
         return False
-    a, b, h = (torch.arange(n * m, dtype=torch.float32).view(n, m) for n, m in ((2, 3), (3, 4), (2, 4)))
+    numbers = torch.arange(12, dtype=torch.float32, device="cpu")
+    a, b, h = (numbers[: n * m].view(n, m) for n, m in ((2, 3), (3, 4), (2, 4)))
     try:
         return all(torch.equal(by_onednn(a, b, t), a @ b + (0 if t is None else t)) for t in (None, h[1], h))
     except (AttributeError, RuntimeError, TypeError):

@@ -160,7 +160,8 @@ class Network(nn.Module):
         """The map that gives one block after the other its turn. The share of x in the field is taken from `like`."""
         (check_omega if clipped else check_relaxation)(omega)
         listed = isinstance(blocks, (list, tuple)) and all(isinstance(block, (list, tuple)) for block in blocks)
-        if not listed or sorted(l for block in blocks for l in block) != list(self.hidden):
+        members = [l for block in blocks for l in block] if listed else []
+        if not all(map(checks.whole, members)) or sorted(members) != list(self.hidden):
             raise ValueError(f"blocks must have each of the layers {list(self.hidden)} once, not {blocks!r}")
         rules = [self.rule(self.rho.of(block), len(blocks) == 1) for block in blocks]
         drive, products = (self.drive(x), self.products()) if like is None else (like.drive, like.products)
@@ -231,6 +232,7 @@ class Network(nn.Module):
 
     def check_input(self, x: Tensor) -> None:
         """Raise an error that names the problem unless x is a finite (batch, n₀) tensor like the weights."""
+        checks.precision(self.b[0].dtype)
         self.check_kind(x)
         for w in self.W:
             _check_like("a weight", w, self.b[0])
@@ -285,7 +287,10 @@ class CHN(Network):
     local_damping: float = paper.DAMPING
 
     def rule(self, rho: Activation, sole: bool) -> Rule:
-        return ChnRule(rho) if sole else ChnRule(rho, self.local_iterations, self.local_damping)
+        if sole:
+            return ChnRule(rho)
+        steps = checks.integer("local_iterations", self.local_iterations, 1)
+        return ChnRule(rho, steps, checks.number("local_damping", self.local_damping, "a positive number", above=True))
 
 
 class ExactCHN(HAM):
@@ -334,7 +339,8 @@ def two_colours(ends: Sequence[tuple[int, int]], hidden: Sequence[int]) -> dict[
 
 def _activation(rho: object, layers: Sequence[int]) -> Activation:
     if isinstance(rho, (str, Activation)):
-        return activations.get(rho)
+        one = activations.get(rho)
+        return one if one.elementwise else PerLayer([one] * len(layers), layers)  # of a layer's neurons, not a block's
     if not isinstance(rho, Sequence) or len(rho) != len(layers):
         raise ValueError(f"rho must be one activation, or {len(layers)}, one for each layer and the input; not {rho!r}")
     return PerLayer([activations.get(r) for r in rho], layers)

@@ -20,7 +20,7 @@ from .sweep import Blocks, Sweep, check_omega
 FIRST_OMEGA = 1.05  # before the best ω is known
 FIRST_CHOICE = 3  # the sweep after which it is chosen; again after twice as many, four times, and so on
 SLOWEST = 0.98  # a larger radius counts as this: one sample near a bifurcation must not choose for all
-CANDIDATES = torch.arange(100, 190, dtype=torch.float64) / 100  # to choose from
+CANDIDATES = torch.arange(100, 190, dtype=torch.float64, device="cpu") / 100  # to choose from
 
 
 @dataclass(frozen=True)
@@ -160,7 +160,8 @@ def best_omega(net: Network, x: Tensor, samples: int = 8) -> float:
     check_network(net)
     net.check_input(x)
     checks.integer("samples", samples, 1)
-    x = x[torch.linspace(0, len(x) - 1, min(samples, len(x))).round().long()]
+    chosen = torch.linspace(0, len(x) - 1, min(samples, len(x)), dtype=torch.float32, device="cpu")
+    x = x[chosen.round().long()]
     f = EvenOdd(net, x, 1.4, clipped=True)
     sol = iterate(f, f.start(), Picard(), max_iter=paper.max_iter(net, True), tol=paper.TOL)
     with checks.full_precision(x):

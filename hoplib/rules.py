@@ -19,7 +19,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from . import kernels
+from . import checks, kernels
 from .activations import Activation
 
 Slopes = tuple[Tensor | None, Tensor | None]
@@ -38,10 +38,7 @@ class Rule:
     plain: ClassVar[bool] = False  # is a neuron at rest just where s = h? Then no field is needed for its slopes there
 
     def __init_subclass__(cls) -> None:
-        if "settle" in vars(cls):
-            for name in ("slopes", "memory", "plain", "kappa", "relaxed"):
-                if name not in vars(cls):
-                    setattr(cls, name, getattr(Rule, name))
+        checks.inherit(cls, Rule, "settle", those=("slopes", "memory", "plain", "kappa", "relaxed"))
 
     @property
     def kappa(self) -> float | None:

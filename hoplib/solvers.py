@@ -351,9 +351,9 @@ def _check(f: FixedPointMap, z: Tensor, solver: Solver) -> None:
     checks.able("solver", solver, "init", SOLVER)
     checks.able("the map", f, "__call__", "one such as EvenOdd(net, x)")
     checks.weights("z", z, 2, "a tensor (batch, n)")
-    size = getattr(f, "size", z.shape[1])
-    if z.shape[1] != size:
-        raise ValueError(f"the map is one of (batch, {size}) tensors, not {tuple(z.shape)}; it starts at f.start()")
+    shape = getattr(f, "batch", len(z)), getattr(f, "size", z.shape[1])
+    if z.shape != shape:
+        raise ValueError(f"the map is one of {shape} tensors, not {tuple(z.shape)}; it starts at f.start()")
 
 
 @torch.no_grad()

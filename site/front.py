@@ -115,17 +115,15 @@ def between(text: str, name: str, content: str) -> str:
 
 def how_large(runs: list[Run], results: Path) -> str:
     """What over-relaxation gains, in a sentence or two: iterations by the records, time by benchmarks/peer.py."""
-    said: dict[str, list[str]] = {"HAM": [], "CHN": []}
+    said: dict[str, list[str]] = {"HAMs": [], "CHNs through ς⁻¹": []}
     for name, line in beyond(runs).iterrows():
-        model = "HAM" if EVERY[name].model == "HAM" else "CHN"  # an iteration of the paper's CHN is another thing
-        than = f" instead of {line['even-odd, Anderson']:.1f}" if model == "HAM" else ""
+        than = "" if pd.isna(line["even-odd, Anderson"]) else f" instead of {line['even-odd, Anderson']:.1f}"
         where = f"in {len(EVERY[name].layers)} layers (accuracy {line['accuracy %']:.1f} %)"
-        said[model].append(f"{line['over-relaxed']:.1f}{than} {where}")
-    text = ""
-    if said["HAM"]:
-        text = f"Iterations of trained HAMs, against even-odd updates with Anderson: {', '.join(said['HAM'])}."
-    if said["CHN"]:
-        text += f" Of CHNs through ς⁻¹: {', '.join(said['CHN'])}."
+        said["HAMs" if EVERY[name].model == "HAM" else "CHNs through ς⁻¹"].append(
+            f"{line['over-relaxed']:.1f}{than} {where}"
+        )
+    of = "; ".join(f"of {kind} {', '.join(lines)}" for kind, lines in said.items() if lines)
+    text = f"Iterations, against even-odd updates with Anderson: {of}." if of else ""
     if (path := results / "peer.json").exists():
         peer = {name[0]: ways for name, ways in json.loads(path.read_bytes()).items() if name != "settings"}
         ratios = [f"{ways['even-odd']['seconds'] / ways['over-relaxed']['seconds']:.1f}" for ways in peer.values()]

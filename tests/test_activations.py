@@ -113,3 +113,31 @@ def test_errors_name_the_choices():
     with pytest.raises(TypeError, match="float32 or float64"):
         activations.get("tanh").varsigma_inv(torch.zeros(1, dtype=torch.float16))
     assert activations.get(activations.Tanh()).name == "tanh"
+
+
+class Hot(activations.ShiftedSigmoid):
+    """σ(12s − 6), and its slope."""
+
+    def rho(self, s, out=None):
+        return torch.sigmoid(12 * s - 6, out=out)
+
+    def drho(self, s):
+        return 12 * self.rho(s) * (1 - self.rho(s))
+
+
+class Hotter(activations.Tanh):
+    def rho(self, s, out=None):
+        return torch.tanh(3 * s, out=out)
+
+
+def test_another_rho_inherits_nothing_of_the_one_that_it_derives_from():
+    """Its ρ'', its κ and its ς⁻¹ would be wrong: so would a CHN's gradient, and the law of over-relaxation."""
+    hot = activations.get(Hot())
+    assert hot.kappa is None
+    assert not hot.bijective
+    for missing in (hot.d2rho, hot.slopes, hot.lagrangian):
+        with pytest.raises(NotImplementedError):
+            missing(POINTS)
+    with pytest.raises(TypeError, match="Hotter must have a method drho"):
+        activations.get(Hotter())
+    assert activations.HardSigmoid().drho(torch.ones(1)) == 1, "where ρ is the same, the rest is inherited"

@@ -395,7 +395,7 @@ def test_it_stops_with_all_of_its_children_and_one_line(tmp_path, how):
 
 
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="to see what a process has loaded")
-@pytest.mark.parametrize("target", ["table", "status", "paper"])
+@pytest.mark.parametrize("target", ["table", "status", "paper", "own"])
 def test_ctrl_c_while_it_is_imported_shows_no_traceback(tmp_path, target):
     listens = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)  # noqa: E731
     process = make(target, tiny_plan(tmp_path), start_new_session=True, preexec_fn=listens)

@@ -61,10 +61,13 @@ def test_no_tensor_is_made_on_the_default_device(model, layers, even_odd, solver
         hop.Madam(net.parameters()).step()
         dense = hop.dense(net)
         inverse = net.rho.varsigma_inv(x)
+        batch, _ = next(hop.Split(x, x, x).batches(2, generator=torch.Generator("cpu").manual_seed(0)))
+        omega = hop.best_omega(net, x) if model is hop.HAM else None
     finally:
         torch.set_default_device(None)
     assert sol.converged.all()
-    tensors = [sol.state, sol.residuals, inverse, dense.P, dense.W_P, *(p.grad for p in net.parameters())]
+    assert omega == (hop.best_omega(net, x) if model is hop.HAM else None)
+    tensors = [sol.state, sol.residuals, inverse, batch, dense.P, dense.W_P, *(p.grad for p in net.parameters())]
     assert {t.device.type for t in tensors} == {"cpu"}
 
 

@@ -93,6 +93,25 @@ class LowRank(hop.Link):
         return self.A.numel() + self.B.numel()
 
 
+class Masked(hop.Dense):
+    """A link that derives from another one: some weights are left out."""
+
+    def __init__(self, W, mask):
+        super().__init__(W)
+        self.register_buffer("mask", mask)
+
+    def push(self, r, h=None, out=None):
+        new = r @ (self.W * self.mask).T + (0 if h is None else h)
+        return new if out is None else out.copy_(new)
+
+    def pull(self, r, h=None, out=None):
+        new = r @ (self.W * self.mask) + (0 if h is None else h)
+        return new if out is None else out.copy_(new)
+
+    def gradients(self, *seen):
+        return [self.mask * by_W for by_W in super().gradients(*seen)]
+
+
 class ExactCHN(hop.CHN):
     """The CHN through ς⁻¹."""
 
@@ -177,6 +196,13 @@ def low_rank():
     return hop.HAM(sizes, links=links, **DOUBLE)
 
 
+def masked():
+    sizes = [5, 6, 4, 3]
+    masks = [weights(sizes[l + 1], sizes[l], seed=l) > -0.1 for l in range(3)]
+    links = {(l, l + 1): Masked(weights(*mask.shape, seed=l + 7), mask.double()) for l, mask in enumerate(masks)}
+    return hop.HAM(sizes, links=links, **DOUBLE)
+
+
 def modern():
     links = {(0, 1): hop.Dense(weights(6, 5)), (1, 2): hop.Dense(weights(3, 6))}
     return hop.HAM([5, 6, 3], rho=["tanh", Softmax(), "tanh"], links=links, **DOUBLE)
@@ -185,6 +211,7 @@ def modern():
 NETWORKS = {
     "activation": lambda: hop.HAM([5, 4, 3], rho=Arctan(), **DOUBLE),
     "link": low_rank,
+    "link from another one": masked,
     "skip link": skip,
     "convolution": convolution,
     "modern Hopfield": modern,
@@ -270,6 +297,18 @@ def test_the_energy_of_a_boltzmann_machine_is_its_free_energy():
     torch.testing.assert_close(net.energy(s, x), free)
 
 
+def test_one_softmax_for_all_is_one_for_each_layer():
+    """Not one over a block of several layers: other blocks would have other equilibria."""
+    x = torch.rand(3, 5, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    one, each = (hop.HAM([5, 4, 6, 4, 3], rho=rho, **DOUBLE) for rho in (Softmax(), [Softmax()] * 5))
+    states = [
+        hop.solve(net, x, even_odd=even_odd, tol=1e-13, max_iter=3000).state
+        for net, even_odd in ((one, False), (one, True), (each, True))
+    ]
+    torch.testing.assert_close(states[1], states[0], rtol=1e-9, atol=1e-11)
+    assert torch.equal(states[1], states[2])
+
+
 def test_an_odd_cycle_is_named():
     links = {ends: hop.Dense(weights(3, 3)) for ends in ((0, 1), (1, 2), (2, 3), (1, 3))}
     net = hop.HAM([3, 3, 3, 3], links=links, **DOUBLE)
@@ -292,6 +331,26 @@ def test_blocks_of_ones_own_share_the_fixed_points(blocks):
         series, steps = f.adjoint(s, s).neumann(3), f.along(z, 3, s)
         for l, mu in net.split(series).items():
             torch.testing.assert_close(sum(turn.mu[l] for turn in steps if l in turn.mu), mu, rtol=1e-9, atol=1e-12)
+
+
+def test_a_masked_weight_is_one_that_is_zero():
+    net, plain = masked(), hop.HAM([5, 6, 4, 3], **DOUBLE)
+    plain.load_state_dict({k: t for k, t in net.state_dict().items() if not k.endswith("mask")})
+    with torch.no_grad():
+        for link, other in zip(net.links, plain.links, strict=True):
+            other.W *= link.mask
+    x = torch.rand(3, 5, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    torch.testing.assert_close(hop.solve(net, x).state, hop.solve(plain, x).state, rtol=1e-9, atol=1e-12)
+
+
+def test_a_link_does_not_inherit_the_gradients_of_another_push():
+    class Half(hop.Dense):
+        def push(self, r, h=None, out=None):
+            return super().push(r / 2, h, out)
+
+    net = hop.HAM([3, 2], links={(0, 1): Half(weights(2, 3))}, **DOUBLE)
+    with pytest.raises(NotImplementedError):
+        hop.solve(net, weights(4, 3), backward=hop.Adjoint()).output.sum().backward()
 
 
 @pytest.mark.parametrize(

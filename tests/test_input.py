@@ -160,8 +160,9 @@ def test_options(options, error, message):
         ),
         (
             lambda: hop.iterate(F, NET.zeros(5), hop.Picard(), max_iter=2, tol=0),
-            r"of .batch, 5. tensors, not \(5, 11\)",
+            r"of .5, 5. tensors, not \(5, 11\)",
         ),
+        (lambda: hop.trajectory(F, Z[:4], iterations=2), r"of .5, 5. tensors, not \(4, 5\); it starts at f\.start"),
         (lambda: hop.solve(NET, X, max_iter=10**30), "max_iter must be an integer from 1 to 9223372036854775807"),
         (lambda: hop.Layer(NET, max_iter=0), "max_iter must be an integer of at least 1"),
         (lambda: hop.Layer(NET, hop.OverRelaxed()), r"update them in turns \(even_odd=True\)"),
@@ -172,6 +173,8 @@ def test_options(options, error, message):
         (lambda: NET.zeros(-1), "the batch size must be an integer of at least 0"),
         (lambda: NET.sweep(X, [[1], [1]]), r"blocks must have each of the layers \[1, 2\] once"),
         (lambda: NET.sweep(X, [1, 2]), r"blocks must have each of the layers \[1, 2\] once"),
+        (lambda: NET.sweep(X, [[1.0], [2]]), r"blocks must have each of the layers \[1, 2\] once, not \[\[1\.0\]"),
+        (lambda: NET.sweep(X, [["1"], [2]]), r"blocks must have each of the layers \[1, 2\] once"),
         (lambda: hop.HAM([3, 2], device="cpux"), "device must be one of torch's, .* not 'cpux'"),
         (lambda: hop.load_data("mnist", device=1.5), "device must be one of torch's"),
         (lambda: hop.load_data("mnist", download="yes"), "download must be True or False"),
@@ -252,6 +255,18 @@ def test_a_network_of_mixed_precision_is_refused():
     net.links[1].half()
     with pytest.raises(TypeError, match=r"a weight has dtype torch\.float16, the network torch\.float32"):
         hop.solve(net, x)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [*(("local_iterations", v) for v in (0, 2.5, True)), *(("local_damping", v) for v in (0, -1, float("nan"), None))],
+)
+def test_local_steps_that_lead_nowhere_are_refused(name, value):
+    """Without a step, or with steps of no length, every state would look converged."""
+    net, x = tiny(hop.CHN, [7, 6, 5])
+    setattr(net, name, value)
+    with pytest.raises(ValueError, match=f"{name} must be a.* not {value}"):
+        hop.solve(net, x, even_odd=True)
 
 
 def test_numbers_of_numpy_are_numbers():

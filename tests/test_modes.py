@@ -5,6 +5,7 @@ What a mode does to a solve is either right or one clear error.
 
 import copy
 import pickle
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -121,6 +122,9 @@ def test_half_precision_is_refused_and_leaves_the_network_as_it_was(layer):
         with pytest.raises(TypeError, match=r"float32 or torch\.float64, not torch\.b?float16"):
             convert()
         assert torch.equal(layer(x), before)
+    layer.net.load_state_dict({k: t.half() for k, t in layer.net.state_dict().items()}, assign=True)
+    with pytest.raises(TypeError, match=r"float32 or torch\.float64, not torch\.float16"):
+        layer(x.half())
     assert layer.double()(x.double()).dtype == torch.float64
 
 
@@ -266,7 +270,18 @@ class SteepModule(nn.Module, Steep):
         Steep.__init__(self)
 
 
-@pytest.mark.parametrize("kind", [Steep, SteepModule])
+class SteepInside(Steep):
+    """With a module of its own, being none itself."""
+
+    def __init__(self):
+        self.inside = nn.ParameterList([torch.tensor(0.5)])
+
+    @property
+    def beta(self):
+        return self.inside[0]
+
+
+@pytest.mark.parametrize("kind", [Steep, SteepModule, SteepInside])
 def test_a_parameter_of_an_activation_has_a_gradient_through_time_or_none(kind):
     x = torch.rand(3, 6, generator=torch.Generator().manual_seed(0))
     for rho in (lambda steep: steep, lambda steep: ["tanh", steep, "tanh"]):
@@ -279,6 +294,44 @@ def test_a_parameter_of_an_activation_has_a_gradient_through_time_or_none(kind):
         assert steep.beta.grad
         steep.beta.requires_grad_(False)
         hop.solve(net, x, backward=hop.Adjoint()).output.sum().backward()
+
+
+@dataclass(frozen=True)
+class Weak(hop.HamRule):
+    """A rule with a parameter: only a part of the way."""
+
+    part: nn.Parameter
+
+    def settle(self, s, h, out=None, r=None):
+        return torch.mul(h, self.part, out=out)
+
+
+class WeakHAM(hop.HAM):
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
+        self.part = nn.Parameter(torch.tensor(0.5))
+
+    def rule(self, rho, sole):
+        return Weak(rho, self.part)
+
+
+def test_a_parameter_of_a_rule_has_a_gradient_through_time_or_none():
+    net = WeakHAM([6, 5, 4], device="cpu")
+    x = torch.rand(3, 6, generator=torch.Generator().manual_seed(0))
+    with pytest.raises(TypeError, match=r"WeakHAM has parameters of its own: only ThroughTime\(\)"):
+        hop.solve(net, x, backward=hop.Adjoint())
+    hop.solve(net, x, backward=hop.ThroughTime()).output.sum().backward()
+    assert net.part.grad
+
+
+def test_a_copy_that_data_parallel_makes_has_no_weights_of_its_own(layer):
+    net, x = layer[0].net, layer[1]
+    W, net.links[0] = net.W[0], net.links[0]._replicate_for_data_parallel()
+    net.links[0].W = 1.0 * W
+    with pytest.raises(TypeError, match=r"the weights of a Dense are made of others: only ThroughTime\(\)"):
+        hop.solve(net, x, backward=hop.Adjoint())
+    hop.solve(net, x, even_odd=True, backward=hop.ThroughTime()).output.sum().backward()
+    assert W.grad.any()
 
 
 def test_a_compiled_model_runs_the_layer_as_it_is(layer):

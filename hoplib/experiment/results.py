@@ -191,13 +191,10 @@ def table(runs: list[Run]) -> pd.DataFrame:
 
 
 def beyond(runs: list[Run]) -> pd.DataFrame:
-    """The over-relaxed rows that have records, beside the paper's ways of their depth and model: means over the seeds.
-
-    A CHN through ς⁻¹ stands beside the paper's CHN, where that has its depth.
-    """
+    """The over-relaxed rows that have records, beside the other ways of their depth and model: means over the seeds."""
     found, lines = table(runs), {}
     for name in (n for n in found.index if EVERY[n].solver == "over-relaxed"):
-        plain = name.removesuffix("-OR").replace("Exact", "")
+        plain = name.removesuffix("-OR")
         names = {"synchronous": plain, "even-odd": f"{plain}-EO", "even-odd, Anderson": f"{plain}-EO-DEQ"}
         line = {way: found.iterations_mean.get(other, float("nan")) for way, other in names.items()}
         line |= {"over-relaxed": found.iterations_mean[name], "accuracy %": found.test_accuracy[name]}
