@@ -52,7 +52,7 @@ from hoplib.experiment.results import load, per_run
 from hoplib.experiment.rows import MODELS, ROWS, SEEDS, SOLVERS, TRAININGS, Row, get_row, select
 from hoplib.experiment.run import can_compile, versions
 from hoplib.experiment.train import Training
-from hoplib.links import multiply
+from hoplib.links import multiply, pack
 from hoplib.oracle import Straightforward
 from hoplib.paper import EPOCHS, LAYERS
 
@@ -134,10 +134,16 @@ def first_iterations(training: Training, x: Tensor, n: int) -> tuple[list[Tensor
 
 @dataclass(frozen=True)
 class Operand:
-    """A factor of a matrix product: its shape, and whether it lies in memory by columns."""
+    """A factor of a matrix product: its shape, and whether it lies in memory by columns, or in oneDNN's own order."""
 
     shape: tuple[int, int]
     transposed: bool
+    packed: bool = False
+
+    @classmethod
+    def of(cls, t: Tensor) -> Operand:
+        """What t is."""
+        return cls(tuple(t.shape), t.stride(0) < t.stride(1))
 
     def make(self, device: torch.device) -> Tensor:
         """Some matrix like it."""
@@ -156,14 +162,13 @@ class Recorder(TorchDispatchMode):
         self.log: list[Product] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        factors: Sequence[Tensor] = ()
         if func.overloadpacket in (torch.ops.aten.mm, torch.ops.aten.addmm):
-            factors = args[-2:]
+            a, b = args[-2:]
+            self.log.append((Operand.of(a), Operand.of(b)))
         elif func.overloadpacket == torch.ops.mkldnn._linear_pointwise:
-            factors = args[0], args[2 if func._overloadname == "binary" else 1].T
-        if factors:
-            a, b = (Operand(tuple(t.shape), t.stride(0) < t.stride(1)) for t in factors)
-            self.log.append((a, b))
+            W = args[2 if func._overloadname == "binary" else 1]
+            packed = Operand((W.shape[1], W.shape[0]), True, packed=True)
+            self.log.append((Operand.of(args[0]), packed if W.is_mkldnn else Operand.of(W.T)))
         return func(*args, **(kwargs or {}))
 
 
@@ -175,13 +180,15 @@ class Products:
 
     def buffer(self, role: str, like: Operand) -> Tensor:
         if (role, like) not in self.buffers:
-            self.buffers[role, like] = like.make(self.device)
+            made = like.make(self.device)
+            self.buffers[role, like] = pack(made.T) if role == "packed" else made
         return self.buffers[role, like]
 
     @torch.no_grad()
     def run(self, log: Sequence[Product]) -> None:
         for a, b in log:
-            multiply(self.buffer("left", a), self.buffer("right", b))
+            packed = self.buffer("packed", b) if b.packed else None
+            multiply(self.buffer("left", a), self.buffer("right", b), packed=packed)
 
 
 def multiply_adds(log: Sequence[Product]) -> int:

@@ -7,6 +7,7 @@ s ← ρ'(s) ⊙ h. Everything else is shared.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -216,12 +217,15 @@ class Network(nn.Module):
 
     def _summed(self, turns: Sequence[Turn], l: int, batch: int) -> Tensor:
         """μ of layer l, summed over the turns of each sample."""
-        mine = [t for t in turns if l in t.mu]
-        if len(mine) == 1 and mine[0].rows is None:
-            return mine[0].mu[l]
-        total: Tensor = self.b[0].new_zeros(batch, self.layers[l])
-        for t in mine:
-            total = total + t.mu[l] if t.rows is None else total.index_add_(0, t.rows, t.mu[l])
+        total: Tensor | None = None
+        for _, same in groupby((t for t in turns if l in t.mu), lambda t: id(t.rows)):
+            turn, *more = same
+            mu = sum((t.mu[l] for t in more), turn.mu[l])
+            if turn.rows is not None:
+                mu = mu.new_zeros(batch, mu.shape[1]).index_add_(0, turn.rows, mu)
+            total = mu if total is None else total + mu
+        if total is None:
+            total = self.b[0].new_zeros(batch, self.layers[l])
         return total
 
     def multiply_adds(self) -> int:

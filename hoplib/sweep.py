@@ -288,7 +288,7 @@ class Sweep:
             r = {l: t for j, state in states.items() for l, t in self.seen(j, state).items()}
             h = self.field(k, r)
             turns.append((k, states, r, self.rules[k].slopes(own, h)))
-            s = {**s, k: self.rules[k].settle(own, h)}
+            s = {**s, k: self.rules[k].settle(own, h, out=torch.empty_like(h))}
         back, found = self.every(grad), []
         for k, states, r, (a, c) in reversed(turns):
             mu = back[k] if c is None else c * back[k]
