@@ -344,7 +344,7 @@ def test_a_batch_whose_parts_are_killed_is_completed_by_one_more_command(tmp_pat
 
     `make attack` kills at many more instants.
     """
-    options = {"rows": "3-HAM-EO", "seeds": "0 1 2", "epochs": 10, "train_images": 9600}
+    options = {"rows": "3-HAM-EO", "seeds": "0 1 2", "epochs": 10, "train_images": 4800}
     plan = tiny_plan(tmp_path / "killed", **options)
     reference = undisturbed(tiny_plan(tmp_path / "whole", **options))
     process = make_table(plan, start_new_session=True)
